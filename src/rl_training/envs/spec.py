@@ -81,5 +81,5 @@ class EnvSpec:
 
         obs = data["observation"]
         observation = array(obs) if set(obs) == {"shape", "dtype"} else {k: array(v) for k, v in obs.items()}
-        action = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
+        action: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
         return cls(data["env_id"], observation, ActionSpec(**action), data.get("max_episode_steps"))

@@ -1,0 +1,16 @@
+"""Training loops by name, as the registry refers to them."""
+
+from __future__ import annotations
+
+from rl_training.errors import UserError
+from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.loops.off_policy import OffPolicyLoop
+from rl_training.runtime.loops.on_policy import OnPolicyLoop
+
+LOOPS: dict[str, type[Loop]] = {"off_policy": OffPolicyLoop, "on_policy": OnPolicyLoop}
+
+
+def loop_class(name: str) -> type[Loop]:
+    if name not in LOOPS:
+        raise UserError(f"there is no training loop '{name}'; known: {', '.join(LOOPS)}")
+    return LOOPS[name]

@@ -1,0 +1,230 @@
+"""What an algorithm is: networks, a pure `train_step`, a pure `select_action`; and, written once, its stateful shell.
+
+Everything an algorithm changes is in `TrainState`, a tree of tensors. `train_step` takes one and returns a new one, so
+the runtime can compile it, capture it, run it for many seeds (`vmap`), save it and compare it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.hyper import H, Hyper, parse_hyper
+from rl_training.envs.spec import ActionKind, EnvSpec
+from rl_training.errors import UserError
+from rl_training.ops import rng
+from rl_training.ops.nets import Net
+from rl_training.ops.optim import Optimizer
+from rl_training.ops.tree import tree_items, tree_map
+
+Batch = dict[str, Any]
+Obs = Any  # a tensor, or a dict of tensors
+Tree = Any
+
+_INIT, _SHELL_UPDATE, _SHELL_ACT = 101, 102, 103  # random streams of this module
+
+
+class TrainState(NamedTuple):
+    """All that learning changes; every leaf a tensor, with a leading seed axis inside a study."""
+
+    params: dict[str, Tensor]  # network -> flat vector
+    target: dict[str, Tensor]  # the slow copies
+    opt: dict[str, dict[str, Tensor]]  # optimiser moments
+    extra: dict[str, Any]  # normalisers, temperatures, ...
+    step: Tensor  # gradient steps taken, int64
+    progress: Tensor  # share of the planned environment steps taken, for schedules
+
+
+class Aux(NamedTuple):
+    metrics: dict[str, Tensor]
+    priority: Tensor | None = None  # per sample, for prioritised replay
+
+
+class UpdateResult(NamedTuple):
+    metrics: dict[str, float]
+    num_gradient_steps: int
+
+
+class Algorithm(Generic[H]):
+    """Base class. An algorithm's file defines `Hyper`, `networks`, `train_step` and `select_action`."""
+
+    Hyper: ClassVar[type[Hyper]]
+    name: ClassVar[str]
+    actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
+    targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
+    network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
+    defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+
+    def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
+                 num_envs: int = 1, **fields: Any) -> None:  # fmt: skip
+        given: nn.Module | None = fields.pop(self.network_argument, None)
+        self.hp: H = parse_hyper(self.Hyper, {**self.defaults, **fields}, self.name)  # type: ignore[assignment]
+        if spec is None:
+            if given is None:
+                raise UserError(f"{type(self).__name__} needs an environment spec or {self.network_argument}=...")
+            spec = self.spec_of(given)
+        self.spec, self.seed, self.device, self.num_envs = spec, seed, torch.device(device), num_envs
+        self.check(spec)
+        self.modules = self.named_networks(given) if given is not None else self.seeded_networks(seed)
+        self.nets = {name: Net(module).to(self.device) for name, module in self.modules.items()}
+        self._given = given is not None
+        self._state: TrainState | None = None
+        self._acted = 0
+        self._td_errors: Tensor | None = None
+        self.setup()
+
+    # --- what an algorithm defines -----------------------------------------------------------------------------
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        """Freshly initialised networks."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        """Things derived from the hyper-parameters once: optimisers, distributions, supports."""
+
+    def init_extra(self) -> dict[str, Any]:
+        """State beside networks and optimisers."""
+        return {}
+
+    def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """One optimiser a network; override for more."""
+        return {name: self.optimizer().init(flat) for name, flat in params.items()}
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        """One update, pure. `batch["discounts"]` already holds gamma^n x (1 - terminated)."""
+        raise NotImplementedError
+
+    def select_action(
+        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
+    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+        """(carry, actions [B, ...], extra columns to store), pure."""
+        raise NotImplementedError
+
+    def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
+        """On-policy: turn a rollout [T, N, ...] into the batch [T * N, ...] that minibatches are cut from."""
+        raise NotImplementedError
+
+    def init_carry(self, batch: int) -> Tree:
+        """Recurrent state at the start of an episode; () for feed-forward policies."""
+        return ()
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        """The critic's estimate of the return from obs under the policy: [B]."""
+        raise NotImplementedError
+
+    def spec_of(self, network: nn.Module) -> EnvSpec:
+        """The spec that a ready-made network implies."""
+        spec = getattr(network, "spec", None)
+        if not isinstance(spec, EnvSpec):
+            raise UserError(f"{type(self).__name__} cannot tell the spaces from this network; pass spec= as well")
+        return spec
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        """Networks of a ready-made model: its direct children."""
+        return dict(network.named_children())
+
+    # --- shared ------------------------------------------------------------------------------------------------
+
+    def check(self, spec: EnvSpec) -> None:
+        """Fail at construction, in the user's words."""
+        if spec.action.kind not in self.actions:
+            kinds = " or ".join(k.replace("_", "-") for k in self.actions)
+            article = "a bounded" if kinds == "box" else "a"
+            noun = "continuous (Box)" if kinds == "box" else kinds
+            raise UserError(f"{self.name} needs {article} {noun} action space; {spec.env_id} has {spec.action}")
+
+    def optimizer(self, **changes: Any) -> Optimizer:
+        hp = self.hp
+        fields = {"kind": hp.optimizer, "eps": hp.adam_eps, "weight_decay": hp.weight_decay,
+                  "max_grad_norm": hp.max_grad_norm or None}  # fmt: skip
+        return Optimizer(**{**fields, **changes})
+
+    def seeded_networks(self, seed: int) -> dict[str, nn.Module]:
+        """Networks whose initial weights depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.key_from_seed(seed, _INIT)))
+            return self.networks(self.spec)
+
+    def init_state(self, seed: int) -> TrainState:
+        modules = self.modules if self._given else self.seeded_networks(seed)
+        params = {name: net.flatten(modules[name]).to(self.device) for name, net in self.nets.items()}
+        return TrainState(
+            params=params,
+            target={name: params[name].clone() for name in self.targets},
+            opt=self.init_optimizers(params),
+            extra=tree_map(lambda x: x.to(self.device), self.init_extra()),
+            step=torch.zeros((), dtype=torch.int64, device=self.device),
+            progress=torch.zeros((), device=self.device),
+        )
+
+    # --- the stateful shell: an algorithm object used on its own -------------------------------------------------
+
+    @property
+    def state(self) -> TrainState:
+        if self._state is None:
+            self._state = self.init_state(self.seed)
+        return self._state
+
+    @state.setter
+    def state(self, value: TrainState) -> None:
+        self._state = value
+
+    def _tensor(self, x: Any) -> Tensor:
+        tensor = torch.as_tensor(x, device=self.device)
+        return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+
+    def standard_batch(self, batch: Batch) -> Batch:
+        """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
+        out: Batch = {k: tree_map(self._tensor, v) for k, v in batch.items()}
+        done = out.pop("dones", out.pop("terminated", None))
+        if "discounts" not in out:
+            if done is None:
+                raise UserError("the batch needs 'discounts', or 'dones' (true where the episode terminated)")
+            out["discounts"] = self.hp.gamma * (1.0 - done.to(torch.float32))
+        out["rewards"] = out["rewards"].to(torch.float32)
+        if "weights" not in out:
+            out["weights"] = torch.ones_like(out["rewards"])
+        return out
+
+    @torch.no_grad()
+    def update(self, batch: Batch, *, global_step: int = 0) -> UpdateResult:
+        """One gradient step on a batch of arrays or tensors; returns plain numbers."""
+        key = rng.fold(rng.key_from_seed(self.seed, _SHELL_UPDATE).to(self.device), self.state.step)
+        self.state, aux = self.train_step(self.state, self.standard_batch(batch), key)
+        self._td_errors = aux.priority
+        for name, net in self.nets.items():
+            net.write_to(self.modules[name], self.state.params[name])
+        return UpdateResult({k: float(v) for k, v in aux.metrics.items()}, 1)
+
+    @property
+    def last_td_errors(self) -> Tensor | None:
+        """Absolute errors of the last update's samples: the priorities of prioritised replay."""
+        return self._td_errors
+
+    @torch.no_grad()
+    def act(self, obs: Any, *, deterministic: bool = False) -> np.ndarray:
+        """Actions for a batch of encoded observations (or one observation)."""
+        array = self._tensor(obs)
+        rank = 1 if isinstance(self.spec.observation, dict) else len(self.spec.observation.shape)
+        single = array.ndim == rank
+        key = rng.fold(rng.key_from_seed(self.seed, _SHELL_ACT).to(self.device), self._acted)
+        self._acted += 1
+        x = array.unsqueeze(0) if single else array
+        _, action, _ = self.select_action(self.state, self.init_carry(len(x)), x, key, explore=not deterministic)
+        return (action[0] if single else action).cpu().numpy()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor of the state by name; networks under their parameter names."""
+        return {name: leaf.clone() for name, leaf in tree_items(self.state)}
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        names = dict(tree_items(self.state))
+        if missing := sorted(set(names) ^ set(tensors)):
+            raise UserError(f"the state does not fit {type(self).__name__}: {', '.join(missing[:5])}")
+        items = iter([tensors[name] for name in names])
+        self.state = tree_map(lambda old: next(items).to(old.device, old.dtype).reshape(old.shape).clone(), self.state)
+        for name, net in self.nets.items():
+            net.write_to(self.modules[name], self.state.params[name])

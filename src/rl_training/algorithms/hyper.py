@@ -1,0 +1,130 @@
+"""Hyper-parameters that several algorithms share. Every default lives once, here or in the algorithm's own file."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.ops.schedules import Fraction, Positive, Schedule
+
+
+def constant(value: float) -> Any:
+    """Default of a schedule field."""
+    return Field(default_factory=lambda: Schedule(start=value))
+
+
+def linear(start: float, end: float) -> Any:
+    return Field(default_factory=lambda: Schedule(kind="linear", start=start, end=end))
+
+
+class Hyper(BaseModel):
+    """Fields of every algorithm; unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    num_envs: ClassVar[int] = 1
+
+    learning_rate: Positive = constant(3e-4)
+    """Step size of the optimiser; a number or a schedule."""
+    gamma: float = Field(0.99, ge=0.0, le=1.0)
+    """Discount factor."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "relu"
+    """Non-linearity of the hidden layers."""
+    max_grad_norm: float = Field(0.0, ge=0.0)
+    """Gradients are scaled down to this norm; 0 switches it off."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    """Rule that turns gradients into steps."""
+    adam_eps: float = Field(1e-8, gt=0.0)
+    """Term added to the denominator of the optimiser."""
+    weight_decay: float = Field(0.0, ge=0.0)
+    """Decay of the weights (decoupled for adamw)."""
+
+
+class OffPolicyHyper(Hyper):
+    """Replay and the rhythm of updates."""
+
+    batch_size: int = Field(256, ge=1)
+    """Transitions in one update."""
+    buffer_size: int = Field(1_000_000, ge=1)
+    """Transitions kept for each seed."""
+    learning_starts: int = Field(1_000, ge=0)
+    """Environment steps with random actions before the first update."""
+    train_freq: int = Field(1, ge=1)
+    """Steps of the vector environment between two blocks of updates."""
+    gradient_steps: int = Field(1, ge=-1)
+    """Updates in a block; -1: one for each transition collected since the last block."""
+    n_step: int = Field(1, ge=1)
+    """Rewards summed before bootstrapping."""
+    prioritized: bool = False
+    """Sample transitions in proportion to their last error (prioritised replay)."""
+    prioritized_alpha: float = Field(0.6, ge=0.0, le=1.0)
+    """Exponent of the priorities; 0 is uniform."""
+    prioritized_beta: float = Field(0.4, ge=0.0, le=1.0)
+    """Exponent of the importance weights at the start; it rises to 1."""
+
+    def updates_per_block(self, num_envs: int) -> int:
+        return self.train_freq * num_envs if self.gradient_steps == -1 else self.gradient_steps
+
+
+class OnPolicyHyper(Hyper):
+    """Rollouts and epochs."""
+
+    num_envs: ClassVar[int] = 8
+    activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
+    """Non-linearity of the hidden layers."""
+    max_grad_norm: float = Field(0.5, ge=0.0)
+    """Gradients are scaled down to this norm; 0 switches it off."""
+    adam_eps: float = Field(1e-5, gt=0.0)
+    """Term added to the denominator of the optimiser."""
+    n_steps: int = Field(128, ge=1)
+    """Steps of each environment in one rollout."""
+    batch_size: int = Field(256, ge=1)
+    """Transitions in one update; must divide n_steps x num_envs."""
+    n_epochs: int = Field(10, ge=1)
+    """Passes over each rollout."""
+    gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
+    """Bias-variance trade-off of the advantage estimate."""
+    normalize_observations: bool = False
+    """Subtract the running mean and divide by the running deviation; part of the policy, saved with it."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+
+
+H = TypeVar("H", bound=Hyper)
+
+
+def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
+    """Validate, and say in one sentence what is wrong, where, and what was probably meant."""
+    for name in values:
+        if name not in model.model_fields:
+            near = did_you_mean(name, model.model_fields)
+            raise UserError(f"{owner} has no setting '{name}'.{near} Known: {', '.join(sorted(model.model_fields))}")
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise UserError(f"{owner}: {explain(error)}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem that pydantic found, as a sentence with key, value and what is allowed."""
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"]) or "value"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{key} = {problem['input']!r}: {message}"
+
+
+__all__ = [
+    "Fraction",
+    "H",
+    "Hyper",
+    "OffPolicyHyper",
+    "OnPolicyHyper",
+    "Positive",
+    "constant",
+    "explain",
+    "linear",
+    "parse_hyper",
+]

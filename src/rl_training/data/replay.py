@@ -1,0 +1,136 @@
+"""Replay: uniform or prioritised sampling of n-step transitions from `Storage`, as pure functions on its tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.data.storage import Columns, Data, Storage
+from rl_training.ops import rng
+from rl_training.ops.returns import n_step_window
+
+Batch = dict[str, Any]
+
+
+class Replay(Storage):
+    """Reads batches {obs, actions, rewards, next_obs, discounts, weights, indices}.
+
+    rewards: sum of up to n discounted rewards; the walk stops at the end of the episode or of the data.
+    discounts: gamma^k x (1 - terminated) for the k steps walked; next_obs: the observation after them.
+    """
+
+    def __init__(
+        self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(columns, max(1, math.ceil(capacity / num_envs)), num_envs)
+        self.gamma, self.n_step = gamma, n_step
+
+    def first(self, count: Tensor) -> Tensor:
+        """Logical number of the oldest row still held."""
+        return torch.clamp(count - self.rows, min=0)
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        """A uniform batch of one seed's data."""
+        u = rng.bits(key, (2, batch_size)) >> 32 & 0xFFFFFFFF  # 32 bits each for the environment and the time
+        env = (u[0] * self.num_envs) >> 32
+        count = data["count"][env]
+        oldest = self.first(count)
+        time = oldest + ((u[1] * (count - oldest)) >> 32)
+        batch = self.transitions(data, env, time)
+        batch["weights"] = torch.ones_like(batch["rewards"])
+        return batch
+
+    def transitions(self, data: Data, env: Tensor, time: Tensor) -> Batch:
+        """The n-step transitions that start at logical `time` of environment `env`: [B] each."""
+        base = env * self.stride
+        rows = base + time % self.stride
+        batch = self.read(data, rows, tuple(k for k in self.columns if k not in ("next_obs", "terminated", "truncated")))
+        if self.n_step == 1:
+            batch["next_obs"] = self.read(data, rows, ("next_obs",))["next_obs"]
+            batch["discounts"] = torch.where(data["terminated"][rows], 0.0, self.gamma)
+        else:
+            ahead = time.unsqueeze(-1) + torch.arange(self.n_step, device=time.device)  # [B, n]
+            window = base.unsqueeze(-1) + ahead % self.stride
+            available = ahead < data["count"][env].unsqueeze(-1)
+            batch["rewards"], batch["discounts"], last = n_step_window(
+                data["rewards"][window], data["terminated"][window], data["truncated"][window], available, self.gamma
+            )
+            final = base + (time + last) % self.stride
+            batch["next_obs"] = self.read(data, final, ("next_obs",))["next_obs"]
+        batch["indices"] = rows
+        return batch
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        """Take the outcome of an update of all seeds, [S, B] each, in place (uniform replay has no use for it)."""
+
+
+class PrioritizedReplay(Replay):
+    """Proportional prioritisation (Schaul et al. 2016): P(i) = p_i^alpha / sum, weights (N P(i))^-beta / max.
+
+    The sum tree has two levels: priorities, and the sum of each block of about sqrt(rows). Both levels are searched by
+    cumulative sums and a touched block is summed anew, so that there are few operations, all batched, and no drift.
+    """
+
+    def __init__(
+        self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1, alpha: float = 0.6,
+        beta: float = 0.4, eps: float = 1e-6,
+    ) -> None:  # fmt: skip
+        super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step)
+        self.alpha, self.beta, self.eps = alpha, beta, eps
+        total = self.num_envs * self.stride
+        self.block = 2 ** max(3, round(math.log2(total) / 2))
+        self.blocks = math.ceil(total / self.block)
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        data = super().init(seeds, device)
+        data["priority"] = torch.zeros(seeds, self.blocks * self.block, device=device)
+        data["block_sum"] = torch.zeros(seeds, self.blocks, device=device)
+        data["max_priority"] = torch.ones(seeds, device=device)
+        return data
+
+    def _set(self, data: Data, rows: Tensor, value: Tensor) -> None:
+        """Write priorities [S, K] in place, then the sums of the blocks they lie in."""
+        data["priority"].scatter_(-1, rows, value)
+        touched = rows // self.block
+        in_block = touched.unsqueeze(-1) * self.block + torch.arange(self.block, device=rows.device)  # [S, K, block]
+        sums = data["priority"].gather(-1, in_block.flatten(1)).unflatten(-1, (-1, self.block)).sum(-1)
+        data["block_sum"].scatter_(-1, touched, sums)
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        spare = self.slots(data["count"] + 1)  # the row that the next write overwrites: not to be sampled any more
+        slots = super().write(data, row, advance)
+        rows = torch.cat([slots, spare], -1)
+        top = torch.where(advance, data["max_priority"].unsqueeze(-1), 0.0)
+        self._set(data, rows, torch.cat([top, torch.where(advance, 0.0, data["priority"].gather(-1, spare))], -1))
+        return slots
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        block_end = torch.cumsum(data["block_sum"], -1)
+        total = block_end[-1]
+        # Stratified: one draw in each of batch_size equal shares of the total mass.
+        share = (torch.arange(batch_size, device=key.device) + rng.uniform(key, (batch_size,))) / batch_size
+        mass = torch.minimum(share * total, total * (1.0 - 1e-6))
+        block = (block_end.unsqueeze(0) <= mass.unsqueeze(-1)).sum(-1).clamp(max=self.blocks - 1)  # [B]
+        inside = torch.cumsum(data["priority"].view(self.blocks, self.block)[block], -1)  # [B, block]
+        rest = torch.minimum(mass - (block_end[block] - data["block_sum"][block]), inside[:, -1] * (1.0 - 1e-6))
+        rows = block * self.block + (inside <= rest.unsqueeze(-1)).sum(-1).clamp(max=self.block - 1)
+        env = rows // self.stride
+        newest = data["count"][env] - 1
+        time = newest - (newest - rows % self.stride) % self.stride
+        batch = self.transitions(data, env, time)
+        held = (data["count"] - self.first(data["count"])).sum()
+        probability = data["priority"][rows] / total
+        beta = self.beta + (1.0 - self.beta) * progress
+        weights = torch.pow(held * probability, -beta)
+        batch["weights"] = weights / weights.max()
+        return batch
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        if priority is None:
+            raise ValueError("prioritised replay needs the algorithm to return priorities")
+        value = torch.pow(priority.abs() + self.eps, self.alpha)
+        self._set(data, rows, value)
+        data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))

@@ -1,0 +1,130 @@
+"""Transition storage as a tree of tensors [S, N * rows, ...] on the training device, for S seeds of N environments.
+
+Rows are the raw one-step transitions (true next observation, terminated and truncated apart). n-step returns,
+discounts and sequences are computed when a batch is read, so that gamma, n and truncation live in exactly one place.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.envs.spec import ArraySpec, EnvSpec
+from rl_training.errors import UserError
+from rl_training.ops.tree import tree_items, tree_map
+
+Data = dict[str, Any]  # column -> tensor (or a dict of tensors for mixed observations)
+Columns = dict[str, Any]  # column -> (shape, dtype), or a dict of those
+
+
+def action_column(spec: EnvSpec) -> tuple[tuple[int, ...], torch.dtype]:
+    action = spec.action
+    if action.kind == "box":
+        return (action.dim,), torch.float32
+    return (() if action.discrete else (action.dim,)), torch.int64
+
+
+def observation_columns(spec: EnvSpec) -> Any:
+    def column(array: ArraySpec) -> tuple[tuple[int, ...], torch.dtype]:
+        return array.shape, torch.uint8 if array.dtype == "uint8" else torch.float32
+
+    if isinstance(spec.observation, dict):
+        return {name: column(array) for name, array in spec.observation.items()}
+    return column(spec.observation)
+
+
+def transition_columns(spec: EnvSpec) -> Columns:
+    return {
+        "obs": observation_columns(spec),
+        "next_obs": observation_columns(spec),
+        "actions": action_column(spec),
+        "rewards": ((), torch.float32),
+        "terminated": ((), torch.bool),
+        "truncated": ((), torch.bool),
+    }
+
+
+def _is_column(node: Any) -> bool:
+    return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], torch.dtype)
+
+
+def map_columns(fn: Any, columns: Any) -> Any:
+    return fn(*columns) if _is_column(columns) else {k: map_columns(fn, v) for k, v in columns.items()}
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on the device, where that can be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> None:
+    """Refuse before allocating what cannot fit, in the user's words."""
+    free = available_memory(device)
+    if free is not None and needed > 0.9 * free:
+        raise UserError(
+            f"{what} needs {needed / 2**30:.1f} GiB but {device} has {free / 2**30:.1f} GiB free;"
+            " lower buffer_size (or the number of seeds)"
+        )
+
+
+class Storage:
+    """A ring of `rows` transitions for each of N environments; every environment has its own write position.
+
+    A row that is no transition (`advance` False) is written but not counted: the next one overwrites it. One spare row
+    takes it, so that nothing valid is lost. With `rows` exactly filled and read whole, the same class is the rollout.
+    """
+
+    def __init__(self, columns: Columns, rows: int, num_envs: int, *, ring: bool = True) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.num_envs = num_envs
+        self.stride = rows + 1 if ring else rows  # rows held for each environment
+
+    def nbytes(self, seeds: int) -> int:
+        sizes: list[int] = []
+        map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), self.columns)
+        return sum(sizes) * seeds * self.num_envs * self.stride
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        require_memory(self.nbytes(seeds), device, f"storage for {seeds} x {self.num_envs * self.rows:,} transitions")
+        total = self.num_envs * self.stride
+        data: Data = map_columns(
+            lambda shape, dtype: torch.zeros((seeds, total, *shape), dtype=dtype, device=device), self.columns
+        )
+        data["count"] = torch.zeros((seeds, self.num_envs), dtype=torch.int64, device=device)
+        return data
+
+    def slots(self, count: Tensor) -> Tensor:
+        """Row of each environment that its `count`-th transition goes to: [..., N] -> [..., N]."""
+        base = torch.arange(self.num_envs, device=count.device) * self.stride
+        return base + count % self.stride
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        """Write one transition of every environment ([S, N, ...]) in place; returns the flat rows written [S, N]."""
+        slots = self.slots(data["count"])
+        seeds, total = slots.shape[0], self.num_envs * self.stride
+        flat = (slots + torch.arange(seeds, device=slots.device).unsqueeze(-1) * total).flatten()
+        stored = {name: data[name] for name in row}
+        for (_, column), (_, value) in zip(tree_items(stored), tree_items(row), strict=True):
+            column.view(seeds * total, *column.shape[2:]).index_copy_(0, flat, value.flatten(0, 1).to(column.dtype))
+        data["count"].add_(advance)
+        return slots
+
+    def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
+        """Gather rows [B] of one seed's data (no seed axis)."""
+        return {name: tree_map(lambda column: column[rows], data[name]) for name in names}
+
+    def whole(self, data: Data) -> Data:
+        """All rows of one seed's rollout, time-major: [T, N, ...]."""
+        columns = {k: v for k, v in data.items() if k != "count"}
+        return tree_map(lambda c: c.unflatten(0, (self.num_envs, self.stride)).transpose(0, 1), columns)

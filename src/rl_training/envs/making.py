@@ -1,0 +1,70 @@
+"""Making one environment, with every failure told in the user's words."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from rl_training.errors import UserError, did_you_mean
+
+EnvMaker = Callable[..., "gym.Env[Any, Any]"]
+EnvSource = str | GymSpec | EnvMaker
+
+
+def find_spec(env_id: str) -> GymSpec:
+    """The registered spec of `env_id`, or a UserError that names the nearest id or the extra to install."""
+    if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
+        try:
+            importlib.import_module("ale_py")  # registers its environments on import
+        except ImportError:
+            raise UserError(f"{env_id} needs the Atari extra: pip install rl-training[atari]") from None
+    try:
+        return gym.spec(env_id)
+    except ModuleNotFoundError as error:
+        raise UserError(f"Environment '{env_id}': module '{error.name}' cannot be imported.") from None
+    except (gym.error.Error, ImportError) as error:
+        hint = did_you_mean(env_id, gym.registry)
+        raise UserError(f"Environment '{env_id}' is not known. {hint.strip() or error}") from None
+
+
+def make_env(source: EnvSource, env_kwargs: dict[str, Any] | None = None) -> gym.Env[Any, Any]:
+    """One environment from an id, a spec (which also works where the id is not registered) or a function."""
+    kwargs = env_kwargs or {}
+    if isinstance(source, str):
+        source = find_spec(source)
+    if not isinstance(source, GymSpec):
+        env = source(**kwargs)
+        if not isinstance(env, gym.Env):
+            raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}.")
+        return env
+    try:
+        return gym.make(source, disable_env_checker=True, **kwargs)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise UserError(_missing(source, error)) from error
+    except gym.error.DeprecatedEnv as error:
+        raise UserError(f"Environment '{source.id}': {error}") from None
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UserError(f"env_kwargs {sorted(kwargs)} do not fit {source.id}: {error}") from None
+
+
+def env_name(source: EnvSource) -> str:
+    """What messages and the spec call this environment."""
+    if isinstance(source, str):
+        return source
+    return source.id if isinstance(source, GymSpec) else getattr(source, "__name__", type(source).__name__)
+
+
+def _missing(spec: GymSpec, error: Exception) -> str:
+    """One sentence that names the extra to install, if one of ours provides what is missing."""
+    text = f"{spec.entry_point} {error}".lower()
+    for extra, words in {"box2d": ("box2d",), "mujoco": ("mujoco",), "atari": ("ale_py", "atari")}.items():
+        if any(word in text for word in words) and "gymnasium-robotics" not in text:
+            return f"{spec.id} needs the {extra} extra: pip install rl-training[{extra}]"
+    return f"{spec.id} cannot be made, something it needs is missing: {error}"

@@ -1,0 +1,219 @@
+"""Environments that are vectorised themselves: Gymnasium's three autoreset conventions, and EnvPool's, made one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rl_training.envs.making import env_name, find_spec
+from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, ObservationShapeError, make_spec
+from rl_training.envs.sync import Buffers, copy_rows, named, select
+from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
+from rl_training.errors import UserError
+
+
+class NativeVectorEnv(VectorEnv):
+    """One or more `gymnasium.vector.VectorEnv`s, one after the other, as one batch.
+
+    Such an environment resets itself, so only its first episodes are seeded by us. With NEXT_STEP autoreset, the row
+    after an episode's end is a reset and no transition: it comes with `valid` False.
+    """
+
+    def __init__(self, envs: Any, *, seeds: Sequence[int] = (0,), stream: int = 0, env_id: str | None = None) -> None:
+        self._envs: list[Any] = list(envs) if isinstance(envs, list | tuple) else [envs]
+        if len(self._envs) != len(seeds):
+            raise UserError(f"{len(self._envs)} vector environments need as many seeds; got {len(seeds)}.")
+        first = self._envs[0]
+        gym_spec = getattr(first, "spec", None)
+        name = env_id or (gym_spec.id if gym_spec else type(first).__name__)
+        obs_space, action_space = first.single_observation_space, first.single_action_space
+        self.spec = make_spec(name, obs_space, action_space, getattr(gym_spec, "max_episode_steps", None))
+        self._encoder = ObsEncoder(obs_space)
+        self._decoder = ActionDecoder(self.spec.action, action_space)
+        ends = np.cumsum([env.num_envs for env in self._envs]).tolist()
+        self._rows = [slice(end - env.num_envs, end) for end, env in zip(ends, self._envs)]
+        self._modes = [AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) for env in self._envs]
+        self.num_envs = ends[-1]
+        self._places = [(int(seed), stream, 0) for seed in seeds]
+        self._halves = Buffers.allocate(self._encoder, self.num_envs, np.zeros).halves
+        self._parity, self._round = 0, -1
+        self._resetting = np.zeros(self.num_envs, np.bool_)  # rows whose next step is a reset (NEXT_STEP)
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+
+    def reset(self, *, episode: int | None = None) -> Obs:
+        self._round = self._round + 1 if episode is None else episode
+        self._parity ^= 1
+        for env, rows, place in zip(self._envs, self._rows, self._places):
+            obs, _ = env.reset(seed=episode_seed(*place, self._round))
+            self._encode(obs, self.current_obs(), rows)
+        self._resetting[:] = False
+        self._returns[:], self._lengths[:] = 0.0, 0
+        self._check(self.current_obs())
+        return self.current_obs()
+
+    def step(self, actions: Array) -> Step:
+        self._parity ^= 1
+        obs, final_obs, rewards, terminated, truncated = self._halves[self._parity]
+        decoded = self._decoder.decode(np.asarray(actions, dtype=self._decoder.dtype))
+        resets: list[tuple[slice, Any, Any]] = []  # rows, the new batch if known, the environment
+        for env, rows, mode in zip(self._envs, self._rows, self._modes):
+            raw, reward, ends, cuts, info = env.step(decoded[rows])
+            rewards[rows], terminated[rows], truncated[rows] = reward, ends, cuts
+            self._encode(raw, obs, rows)
+            ended_here = np.asarray(ends | cuts)
+            if not ended_here.any():
+                continue
+            if mode is AutoresetMode.DISABLED:
+                resets.append((rows, None, env))
+            elif mode is AutoresetMode.SAME_STEP:
+                resets.append((rows, raw, env))
+                self._write_final(info["final_obs"], obs, rows.start, ended_here)
+        valid = ~self._resetting
+        terminated &= valid
+        truncated &= valid
+        rewards[~valid] = 0.0
+        done = terminated | truncated
+        self._check(obs, rewards)
+        self._returns[valid] += rewards[valid]
+        self._lengths += valid
+        finished = [Episode(i, float(self._returns[i]), int(self._lengths[i])) for i in np.flatnonzero(done).tolist()]
+        self._returns[done], self._lengths[done] = 0.0, 0
+        for rows, mode in zip(self._rows, self._modes):
+            self._resetting[rows] = done[rows] & (mode is AutoresetMode.NEXT_STEP)
+        if not resets:
+            return Step(obs, obs, rewards, terminated, truncated, valid, finished)
+        copy_rows(obs, final_obs, slice(None))
+        for rows, raw, env in resets:
+            if raw is None:
+                raw, _ = env.reset(options={"reset_mask": done[rows].copy()})
+            self._encode(raw, obs, rows)
+        self._check(obs)
+        return Step(obs, final_obs, rewards, terminated, truncated, valid, finished)
+
+    def current_obs(self) -> Obs:
+        return self._halves[self._parity].obs
+
+    def get_state(self) -> EnvState:
+        """The environments' own states when all offer them (`get_state()`, arrays by name), else nothing to restore."""
+        if not all(_has_state(env) for env in self._envs):
+            return EnvState({"native": len(self._envs), "round": self._round, "method": "lost"})
+        arrays = {f"obs.{k}": a.copy() for k, a in named(self.current_obs()).items()}
+        arrays |= {
+            "resetting": self._resetting.copy(),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+        }
+        for k, env in enumerate(self._envs):
+            own = env.unwrapped.get_state()
+            own = own if isinstance(own, dict) else {"": own}
+            arrays |= {f"{k}.{key}": np.array(value) for key, value in own.items()}
+        return EnvState({"native": len(self._envs), "round": self._round, "method": "state"}, arrays)
+
+    def set_state(self, state: EnvState) -> Restored:
+        if state.meta.get("native") != len(self._envs):
+            raise UserError("The saved environment state is not one of these vector environments.")
+        self._round = int(state.meta["round"])
+        self.reset()
+        if state.meta["method"] != "state" or not all(_has_state(env) for env in self._envs):
+            return "restarted"
+        self._round -= 1
+        for k, env in enumerate(self._envs):
+            own = {key.split(".", 1)[1]: a.copy() for key, a in state.arrays.items() if key.startswith(f"{k}.")}
+            env.unwrapped.set_state(own[""] if set(own) == {""} else own)
+        for name, a in named(self.current_obs()).items():
+            a[...] = state.arrays[f"obs.{name}"]
+        self._resetting[:] = state.arrays["resetting"]
+        self._returns[:], self._lengths[:] = state.arrays["returns"], state.arrays["lengths"]
+        return "exact"
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _encode(self, raw: Any, out: Obs, rows: slice) -> None:
+        try:
+            self._encoder.encode_batch(raw, select(out, rows))
+        except ObservationShapeError as error:
+            raise EnvError(f"{self.spec.env_id}: {error}") from None
+
+    def _write_final(self, final: Any, obs: Obs, offset: int, done: Array) -> None:
+        """SAME_STEP: the true final observations, as an object array of single ones or batched like observations."""
+        rows = np.flatnonzero(done).tolist()
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            for i in rows:
+                self._encoder.write(final[i], obs, offset + i)
+            return
+        batch = self._encoder.encode_batch(final)
+        for k, a in named(batch).items():
+            named(obs)[k][offset + np.array(rows)] = a[rows]
+
+    def _check(self, obs: Obs, rewards: Array | None = None) -> None:
+        fields = {"observation" if k == "obs" else f"observation {k}": a for k, a in named(obs).items()}
+        if rewards is not None:
+            fields["reward"] = rewards
+        for name, a in fields.items():
+            if a.dtype == np.float32 and not np.isfinite(a).all():
+                i = int(np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(axis=1))[0])
+                raise EnvError(
+                    f"{self.spec.env_id}, sub-environment {i}: {name} holds NaN or infinity: {a[i].tolist()}"
+                )
+
+
+class _EnvPool:
+    """EnvPool's pool with the attributes of a Gymnasium vector env; it resets on the step after an episode's end."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    spec = None
+
+    def __init__(self, pool: Any, num_envs: int) -> None:
+        self.unwrapped, self.num_envs = pool, num_envs
+        self.single_observation_space, self.single_action_space = pool.observation_space, pool.action_space
+        self.step, self.close = pool.step, pool.close
+
+    def reset(self, **_: Any) -> Any:
+        return self.unwrapped.reset()  # the seed was given when the pool was made
+
+
+def make_native(
+    env_id: str | Callable[[], Any],
+    mode: str,
+    seeds: Sequence[int],
+    num_envs: int,
+    stream: int,
+    env_kwargs: dict[str, Any],
+) -> NativeVectorEnv:
+    """One native vector environment a seed, so that a seed's episodes do not depend on the others in the study."""
+    envs: list[Any]
+    if mode == "envpool":
+        try:
+            envpool = importlib.import_module("envpool")
+        except ImportError:
+            raise UserError(
+                "vectorization 'envpool' needs the envpool extra: pip install rl-training[envpool]"
+            ) from None
+        keys = [episode_seed(int(seed), stream, 0, 0) for seed in seeds]
+        pools = [envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=k, **env_kwargs) for k in keys]
+        envs = [_EnvPool(pool, num_envs) for pool in pools]
+    elif isinstance(env_id, str):
+        spec = find_spec(env_id)
+        if spec.vector_entry_point is None:
+            raise UserError(
+                f"{env_id} has no vectorised implementation of its own: use vectorization 'sync' or 'async'."
+            )
+        kwargs: dict[str, Any] = {"vectorization_mode": "vector_entry_point", **env_kwargs}
+        envs = [gym.make_vec(env_id, num_envs, **kwargs) for _ in seeds]
+    else:
+        envs = [env_id() for _ in seeds]
+        if not isinstance(envs[0], gym.vector.VectorEnv) or envs[0].num_envs != num_envs:
+            raise UserError(f"With vectorization 'vector', env_fn must return a VectorEnv of {num_envs} environments.")
+    return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_name(env_id))
+
+
+def _has_state(env: Any) -> bool:
+    return all(callable(getattr(env.unwrapped, name, None)) for name in ("get_state", "set_state"))

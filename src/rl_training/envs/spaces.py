@@ -1,0 +1,279 @@
+"""Gymnasium spaces to the few array kinds that networks take: float32 vectors and uint8 images; actions in [-1, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.errors import UserError
+
+Array: TypeAlias = NDArray[Any]
+Obs: TypeAlias = "Array | dict[str, Array]"  # encoded: one array, or named arrays when images and vectors come together
+
+
+class ObservationShapeError(ValueError):
+    """An observation that does not have the shape its space promises (NumPy would broadcast some of these silently)."""
+
+
+class _Leaf:
+    """One basic space inside the observation space, and where its encoding goes."""
+
+    def __init__(self, space: spaces.Space[Any], path: tuple[Any, ...]) -> None:
+        self.path = path
+        self.image = ""  # the name of the output image; empty: part of the vector
+        self.channels_last = False
+        self.offset = 0
+        if isinstance(space, spaces.Box):
+            self.shape: tuple[int, ...] = tuple(space.shape)
+            if space.dtype == np.uint8 and len(self.shape) == 3:
+                self.image = ".".join(map(str, path)) or "image"
+                self.image = "vector.image" if self.image == "vector" else self.image
+                self.channels_last = self.shape[2] in (1, 3, 4) and self.shape[0] > self.shape[2]
+            self.one_hot: Array | None = None
+        elif isinstance(space, spaces.Discrete):
+            self.shape, self.one_hot = (), np.array([space.n])
+            self.start = np.array([space.start])
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.shape, self.one_hot = tuple(space.shape), space.nvec.reshape(-1)
+            self.start = space.start.reshape(-1)
+        elif isinstance(space, spaces.MultiBinary):
+            self.shape, self.one_hot = tuple(space.shape), None
+        else:
+            raise UserError(
+                f"Observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
+                "or a Dict or Tuple of them."
+            )
+        self.size = int(np.prod(self.shape)) if self.one_hot is None else int(self.one_hot.sum())
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return (self.shape[2], *self.shape[:2]) if self.channels_last else self.shape
+
+    def fill(self, value: Any, out: Array) -> None:
+        """Encode a batch of this space's values into `out`: `[B, C, H, W]` or `[B, size]`."""
+        value = np.asarray(value)
+        if value.shape != (len(out), *self.shape):
+            where = f" {'.'.join(map(str, self.path))}" if self.path else ""
+            raise ObservationShapeError(f"observation{where} has shape {value.shape[1:]}, its space says {self.shape}")
+        if self.image:
+            out[...] = value.transpose(0, 3, 1, 2) if self.channels_last else value
+        elif self.one_hot is None:
+            out[...] = value.reshape(len(out), self.size)
+        else:
+            index = value.reshape(len(out), -1).astype(np.int64) - self.start
+            if ((index < 0) | (index >= self.one_hot)).any():
+                raise ObservationShapeError(f"observation {value.tolist()} lies outside its discrete space")
+            out[...] = 0.0
+            np.put_along_axis(out, index + np.concatenate(([0], np.cumsum(self.one_hot)[:-1])), 1.0, axis=1)
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[_Leaf]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, sub in space.spaces.items() for leaf in _leaves(sub, (*path, key))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for key, sub in enumerate(space.spaces) for leaf in _leaves(sub, (*path, key))]
+    return [_Leaf(space, path)]
+
+
+class ObsEncoder:
+    """Encodes observations of `space`; `spec` says what comes out.
+
+    `write(obs, out, i)` puts one observation into row `i` of a batch buffer, `write_rows(list, out)` a whole batch.
+    They are chosen at construction: for a plain Box, the common case, a batch costs one assignment.
+    """
+
+    spec: ArraySpec | dict[str, ArraySpec]
+    write: Callable[[Any, Any, int], None]
+    write_rows: Callable[[list[Any], Any], None]
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self._all = _leaves(space)
+        vectors = [leaf for leaf in self._all if not leaf.image]
+        images = [leaf for leaf in self._all if leaf.image]
+        size = 0
+        for leaf in vectors:
+            leaf.offset, size = size, size + leaf.size
+        if not images:
+            self.spec = ArraySpec((size,))
+        elif len(images) == 1 and not vectors:
+            self.spec = ArraySpec(images[0].image_shape, "uint8")
+        else:
+            self.spec = {leaf.image: ArraySpec(leaf.image_shape, "uint8") for leaf in images}
+            if vectors:
+                self.spec["vector"] = ArraySpec((size,))
+        self.write, self.write_rows = self._write, self._write_rows
+        only = self._all[0] if self._all else None
+        if len(self._all) == 1 and only is not None and not only.path and only.one_hot is None:
+            if only.image:
+                self.write = _image_writer(only.shape, only.channels_last)
+            else:
+                self.write, self.write_rows = _box_writer(only.shape), _box_rows_writer(only.shape)
+
+    def empty(self, n: int, allocate: Callable[[tuple[int, ...], str], Array] = np.zeros) -> Obs:
+        """A buffer for `n` encoded observations."""
+        if isinstance(self.spec, dict):
+            return {name: allocate((n, *a.shape), a.dtype) for name, a in self.spec.items()}
+        return allocate((n, *self.spec.shape), self.spec.dtype)
+
+    def encode(self, obs: Any) -> Obs:
+        """One observation, without a batch axis."""
+        out = self.empty(1)
+        self.write(obs, out, 0)
+        return {name: a[0] for name, a in out.items()} if isinstance(out, dict) else out[0]
+
+    def encode_batch(self, obs: Any, out: Obs | None = None) -> Obs:
+        """A batch, laid out as Gymnasium's vector environments do (arrays with a leading axis at the leaves)."""
+        if out is None:
+            first = obs
+            for key in self._all[0].path:
+                first = first[key]
+            out = self.empty(len(first))
+        self._fill(obs, out)
+        return out
+
+    def _fill(self, obs: Any, out: Obs, single: bool = False) -> None:
+        for leaf in self._all:
+            value = obs
+            for key in leaf.path:
+                value = value[key]
+            target = (out[leaf.image or "vector"]) if isinstance(out, dict) else out
+            if not leaf.image:
+                target = target[:, leaf.offset : leaf.offset + leaf.size]
+            leaf.fill(np.asarray(value)[None] if single else value, target)
+
+    def _write(self, obs: Any, out: Obs, i: int) -> None:
+        row = {name: a[i : i + 1] for name, a in out.items()} if isinstance(out, dict) else out[i : i + 1]
+        self._fill(obs, row, single=True)
+
+    def _write_rows(self, rows: list[Any], out: Obs) -> None:
+        for i, obs in enumerate(rows):
+            self.write(obs, out, i)
+
+
+def _box_rows_writer(shape: tuple[int, ...]) -> Callable[[list[Any], Any], None]:
+    flat = len(shape) == 1
+
+    def write_rows(rows: list[Any], out: Array) -> None:
+        # NumPy refuses rows of unequal shapes by itself, so testing the first is enough.
+        first = rows[0]
+        if (first.shape if type(first) is np.ndarray else np.shape(first)) != shape:
+            raise ObservationShapeError(f"observation has shape {np.shape(first)}, its space says {shape}")
+        (out if flat else out.reshape(len(rows), *shape))[...] = rows
+
+    return write_rows
+
+
+def _box_writer(shape: tuple[int, ...]) -> Callable[[Any, Any, int], None]:
+    flat = len(shape) == 1
+
+    def write(obs: Any, out: Array, i: int) -> None:
+        if type(obs) is not np.ndarray:
+            obs = np.asarray(obs)
+        if obs.shape != shape:
+            raise ObservationShapeError(f"observation has shape {obs.shape}, its space says {shape}")
+        out[i] = obs if flat else obs.reshape(-1)
+
+    return write
+
+
+def _image_writer(shape: tuple[int, ...], channels_last: bool) -> Callable[[Any, Any, int], None]:
+    def write(obs: Any, out: Array, i: int) -> None:
+        obs = np.asarray(obs)
+        if obs.shape != shape:
+            raise ObservationShapeError(f"observation has shape {obs.shape}, its space says {shape}")
+        out[i] = obs.transpose(2, 0, 1) if channels_last else obs
+
+    return write
+
+
+class ActionDecoder:
+    """The algorithm's actions to the environment's, and back.
+
+    Bounded Box actions are [-1, 1] for the algorithm, so that noise scales and squashing mean the same everywhere.
+    `decode` and `encode` work on a batch; `dtype` is what the algorithm's action array is stored as.
+    """
+
+    def __init__(self, spec: ActionSpec, space: spaces.Space[Any]) -> None:
+        self.spec = spec
+        self.dtype: Any = np.float32 if spec.kind == "box" else np.int64
+        self.row_shape: tuple[int, ...] = () if spec.kind == "discrete" else (spec.dim,)
+        if isinstance(space, spaces.Box):
+            self._integer = np.issubdtype(space.dtype, np.integer)
+            self._flat = len(spec.shape) == 1
+            dtype = np.float64 if self._integer else space.dtype
+            self._low, self._high = (b.reshape(-1).astype(dtype) for b in (space.low, space.high))
+            self._mid = (self._high + self._low) / 2 if spec.bounded else np.zeros_like(self._low)
+            self._half = (self._high - self._low) / 2 if spec.bounded else np.ones_like(self._low)
+            self._shift = bool((self._mid != 0).any())
+            self._scale = self._shift or bool((self._half != 1).any())
+        self._start = space.start if isinstance(space, spaces.MultiDiscrete) else np.zeros(())
+        self._env_dtype = space.dtype
+
+    def decode(self, actions: Array) -> Any:
+        """A batch for `env.step`, row by row; the rows of a Box are the environment's to change."""
+        if self.spec.kind == "discrete":
+            # NumPy scalars, as `space.sample` gives them: Gymnasium tests those faster than Python's ints.
+            return actions + self.spec.start if self.spec.start else actions
+        rows = (len(actions), *self.spec.shape)
+        if self.spec.kind != "box":
+            return (actions.reshape(rows) + self._start).astype(self._env_dtype)
+        if self._scale:
+            actions = actions * self._half
+            if self._shift:
+                actions += self._mid
+        # Clipping after the affine map is the same as before it, and also removes its rounding error.
+        decoded = np.minimum(np.maximum(actions, self._low), self._high)
+        if self._integer:
+            decoded = np.rint(decoded).astype(self._env_dtype)
+        return decoded if self._flat else decoded.reshape(rows)
+
+    def decode_one(self, action: Any) -> Any:
+        """One action, without a batch axis."""
+        return self.decode(np.asarray(action, dtype=self.dtype)[None])[0]
+
+    def encode(self, actions: Array) -> Array:
+        """A batch of environment actions, as datasets hold them, in the algorithm's terms."""
+        actions = np.asarray(actions)
+        kind = self.spec.kind
+        if kind == "discrete":
+            return np.asarray(actions - self.spec.start, np.int64)
+        flat: Array = (actions if kind == "box" else actions - self._start).reshape(len(actions), -1)
+        if kind != "box":
+            return np.asarray(flat, np.int64)
+        if self._scale:
+            half = np.where(self._half == 0, 1, self._half)
+            flat = (flat - self._mid) / half
+        if self.spec.bounded:
+            flat = np.clip(flat, -1.0, 1.0)
+        return np.asarray(flat, np.float32)
+
+
+def make_action_spec(space: spaces.Space[Any]) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", nvec=(int(space.n),), start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return ActionSpec("multi_discrete", nvec=tuple(space.nvec.reshape(-1).tolist()), shape=tuple(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return ActionSpec("multi_binary", nvec=(2,) * int(np.prod(space.shape)), shape=tuple(space.shape))
+    if isinstance(space, spaces.Box):
+        low, high = (tuple(b.astype(np.float64).reshape(-1).tolist()) for b in (space.low, space.high))
+        return ActionSpec("box", shape=tuple(space.shape), low=low, high=high)
+    raise UserError(f"Action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or Box.")
+
+
+def make_spec(
+    env_id: str,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    max_episode_steps: int | None = None,
+) -> EnvSpec:
+    """The shapes after encoding; a space we cannot encode is refused here, before anything is trained."""
+    try:
+        return EnvSpec(env_id, ObsEncoder(observation_space).spec, make_action_spec(action_space), max_episode_steps)
+    except UserError as error:
+        raise UserError(f"{env_id}: {error}") from None

@@ -1,0 +1,320 @@
+"""Sub-environments stepped in a loop: the whole of the synchronous vector env, and what each async worker runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_training.envs.making import EnvSource, env_name, make_env
+from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec
+from rl_training.envs.spec import EnvSpec
+from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
+from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
+
+MAX_RECORDED = 50_000  # actions of a running episode kept for replay; longer episodes restart on resume
+Place = tuple[int, int, int]  # (seed, stream, number within the seed): with the episode number it fixes an episode
+
+
+class Half(NamedTuple):
+    """One of the two buffers that steps alternate between, so that the previous step's arrays stay intact."""
+
+    obs: Obs
+    final_obs: Obs
+    rewards: Array
+    terminated: Array
+    truncated: Array
+
+
+@dataclass
+class Buffers:
+    halves: tuple[Half, Half]
+    episode: Array  # i64[M]: number of the running episode
+    ended_return: Array  # f64[M]: of the episode that ended in this step
+    ended_length: Array  # i64[M]
+
+    @classmethod
+    def allocate(cls, encoder: ObsEncoder, m: int, allocate: Callable[[tuple[int, ...], Any], Array]) -> Buffers:
+        def half() -> Half:
+            obs, final_obs = encoder.empty(m, allocate), encoder.empty(m, allocate)
+            return Half(obs, final_obs, allocate((m,), np.float32), allocate((m,), np.bool_), allocate((m,), np.bool_))
+
+        return cls((half(), half()), allocate((m,), np.int64), allocate((m,), np.float64), allocate((m,), np.int64))
+
+    def rows(self, rows: slice) -> Buffers:
+        """A view of some rows: what one worker fills."""
+        a, b = (Half(select(h[0], rows), select(h[1], rows), *(x[rows] for x in h[2:])) for h in self.halves)
+        return Buffers((a, b), self.episode[rows], self.ended_return[rows], self.ended_length[rows])
+
+
+def select(obs: Obs, rows: Any) -> Obs:
+    return {k: a[rows] for k, a in obs.items()} if isinstance(obs, dict) else obs[rows]
+
+
+def copy_rows(source: Obs, target: Obs, rows: Any) -> None:
+    if isinstance(source, dict):
+        assert isinstance(target, dict)
+        for k, a in source.items():
+            target[k][rows] = a[rows]
+    else:
+        target[rows] = source[rows]
+
+
+def named(obs: Obs, name: str = "obs") -> dict[str, Array]:
+    return obs if isinstance(obs, dict) else {name: obs}
+
+
+class SubEnvs:
+    """Steps its sub-environments one after the other into `buffers`, resets those that end, and records for resume."""
+
+    def __init__(
+        self,
+        source: EnvSource,
+        env_kwargs: dict[str, Any] | None,
+        places: Sequence[Place],
+        allocate: Callable[[ObsEncoder], Buffers] | None = None,
+        first: int = 0,
+    ) -> None:
+        self.envs = [make_env(source, env_kwargs) for _ in places]
+        env = self.envs[0]
+        limit = env.spec.max_episode_steps if env.spec else None
+        name = env.spec.id if env.spec and not isinstance(source, str) else env_name(source)
+        self.spec: EnvSpec = make_spec(name, env.observation_space, env.action_space, limit)
+        self.encoder = ObsEncoder(env.observation_space)
+        self.decoder = ActionDecoder(self.spec.action, env.action_space)
+        self.buffers = allocate(self.encoder) if allocate else Buffers.allocate(self.encoder, len(places), np.zeros)
+        self._places, self._first = list(places), first
+        self._steps = [env.step for env in self.envs]
+        self._returns = [0.0] * len(places)
+        self._now = 0  # steps since construction; an episode's length is the difference to its start
+        self._starts = [0] * len(places)
+        self._own_state = has_state(env)
+        self._log: deque[Array] = deque(maxlen=1 if self._own_state else MAX_RECORDED)
+        # 0 * x summed is 0 exactly when all of x is finite: the cheapest test of a whole batch there is.
+        self._checks = [
+            [(k, a.reshape(-1), np.zeros(a.size, np.float32)) for k, a in fields.items() if a.dtype == np.float32]
+            for fields in (named(half.obs, "observation") for half in self.buffers.halves)
+        ]
+
+    def reset(self, parity: int) -> None:
+        """Start the episodes numbered in `buffers.episode`."""
+        for i in range(len(self.envs)):
+            self._reset_one(i, parity)
+        self._check_finite(parity)
+
+    def step(self, actions: Array, parity: int) -> list[int]:
+        """One step of all; returns the rows whose episode ended. `actions` must already be a private copy."""
+        obs_out, final_out, rewards, terminated_out, truncated_out = self.buffers.halves[parity]
+        ended: list[tuple[int, bool, bool]] = []
+        batch: list[Any] = []
+        batch_rewards: list[Any] = []
+        for env_step, action in zip(self._steps, self.decoder.decode(actions)):
+            obs, reward, terminated, truncated, _ = env_step(action)
+            if terminated or truncated:
+                ended.append((len(batch), terminated, truncated))
+            batch.append(obs)
+            batch_rewards.append(reward)
+        self._log.append(actions)
+        self._now += 1
+        try:
+            self.encoder.write_rows(batch, obs_out)
+            batch_rewards = [float(reward) for reward in batch_rewards]
+        except (TypeError, ValueError):
+            self._name_fault(batch, batch_rewards, parity)
+            raise
+        rewards[:] = batch_rewards
+        self._returns = [total + reward for total, reward in zip(self._returns, batch_rewards)]
+        if not isfinite(sum(batch_rewards)):
+            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise self._fault(bad, f"reward is {batch_rewards[bad]}")
+        self._check_finite(parity)
+        terminated_out.fill(False)
+        truncated_out.fill(False)
+        if ended:
+            for i, terminated, truncated in ended:
+                terminated_out[i], truncated_out[i] = terminated, truncated
+                copy_rows(obs_out, final_out, i)
+                self.buffers.ended_return[i] = self._returns[i]
+                self.buffers.ended_length[i] = self._now - self._starts[i]
+                self.buffers.episode[i] += 1
+                self._reset_one(i, parity)
+            self._check_finite(parity)
+            keep = self._now - min(self._starts)
+            while len(self._log) > keep:
+                self._log.popleft()
+        return [i for i, _, _ in ended]
+
+    def get_states(self, parity: int) -> list[SubState]:
+        return [self._get_one(i, parity) for i in range(len(self.envs))]
+
+    def set_states(self, states: Sequence[SubState], parity: int) -> Restored:
+        lengths = [int(s.meta["length"]) for s in states]
+        self._now = max(lengths)
+        self._log.clear()
+        exact = [self._set_one(i, s, parity) for i, s in enumerate(states)]
+        self._starts = [self._now - n if ok else self._now for n, ok in zip(lengths, exact)]
+        if not self._own_state:  # the log holds one batch a step, so each episode is aligned to its end
+            log = np.zeros((min(self._now, MAX_RECORDED), len(states), *self.decoder.row_shape), self.decoder.dtype)
+            for i, (state, ok) in enumerate(zip(states, exact)):
+                if ok and lengths[i]:
+                    log[-lengths[i] :, i] = state.arrays["actions"]
+            self._log.extend(log)
+        self._check_finite(parity)
+        return "exact" if all(exact) else "restarted"
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _reset_one(self, i: int, parity: int) -> None:
+        obs, _ = self.envs[i].reset(seed=episode_seed(*self._places[i], int(self.buffers.episode[i])))
+        self._returns[i] = 0.0
+        self._starts[i] = self._now
+        self._write(obs, i, parity)
+
+    def _write(self, obs: Any, i: int, parity: int) -> None:
+        try:
+            self.encoder.write(obs, self.buffers.halves[parity].obs, i)
+        except (TypeError, ValueError) as error:
+            raise self._fault(i, str(error)) from None
+
+    def _name_fault(self, batch: list[Any], rewards: list[Any], parity: int) -> None:
+        """Find the row that could not be written, off the hot path."""
+        for i, (obs, reward) in enumerate(zip(batch, rewards)):
+            self._write(obs, i, parity)
+            try:
+                float(reward)
+            except (TypeError, ValueError):
+                raise self._fault(i, f"reward is not a number: {reward!r}") from None
+
+    def _check_finite(self, parity: int) -> None:
+        for name, x, zeros in self._checks[parity]:
+            if x.dot(zeros) != 0.0:
+                rows = x.reshape(len(self.envs), -1)
+                bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+                raise self._fault(bad, f"{name} holds NaN or infinity: {rows[bad].tolist()[:32]}")
+
+    def _fault(self, i: int, what: str) -> EnvError:
+        where = f"episode {int(self.buffers.episode[i])}, step {self._now - self._starts[i]}"
+        return EnvError(f"{self.spec.env_id}, sub-environment {self._first + i} ({where}): {what}")
+
+    def _get_one(self, i: int, parity: int) -> SubState:
+        length = self._now - self._starts[i]
+        meta: dict[str, Any] = {
+            "episode": int(self.buffers.episode[i]),
+            "return": float(self._returns[i]),
+            "length": length,
+            "method": "lost",
+        }
+        arrays: dict[str, Array] = {}
+        row = select(self.buffers.halves[parity].obs, i)
+        arrays.update({f"obs.{k}": a.copy() for k, a in named(row).items()})
+        if self._own_state:
+            own = read_own_state(self.envs[i], self.spec.env_id)
+            meta |= {"method": "state", **own.meta}
+            arrays |= own.arrays
+        elif length <= len(self._log):
+            meta["method"] = "replay"
+            recorded = [a[i] for a in list(self._log)[len(self._log) - length :]]
+            arrays["actions"] = np.array(recorded, self.decoder.dtype).reshape(length, *self.decoder.row_shape)
+        return SubState(meta, arrays)
+
+    def _set_one(self, i: int, state: SubState, parity: int) -> bool:
+        """Continue one episode; False when it had to restart as the next one."""
+        meta, env = state.meta, self.envs[i]
+        self.buffers.episode[i] = meta["episode"]
+        self._reset_one(i, parity)
+        problem = ""
+        try:
+            if meta["method"] == "state" and self._own_state:
+                write_own_state(env, state)
+                for k, a in named(select(self.buffers.halves[parity].obs, slice(i, i + 1))).items():
+                    a[0] = state.arrays[f"obs.{k}"]
+            elif meta["method"] == "replay":
+                problem = self._replay(i, state, parity)
+            else:
+                problem = "the state was not recorded"
+        except Exception as error:  # a user's environment may fail in any way; the run goes on with a new episode
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            warnings.warn(f"{self.spec.env_id}, sub-environment {self._first + i} restarts: {problem}", stacklevel=2)
+            self.buffers.episode[i] += 1
+            self._reset_one(i, parity)
+            return False
+        self._returns[i] = float(meta["return"])
+        return True
+
+    def _replay(self, i: int, state: SubState, parity: int) -> str:
+        """Repeat the recorded actions from the seeded reset; says what went wrong, if anything."""
+        actions = state.arrays["actions"]
+        obs: Any = None
+        for action in self.decoder.decode(actions) if len(actions) else []:
+            obs, _, terminated, truncated, _ = self._steps[i](action)
+            if terminated or truncated:
+                return "the recorded episode ended early when repeated"
+        if obs is not None:
+            self._write(obs, i, parity)
+        row = named(select(self.buffers.halves[parity].obs, i))
+        same = all(a.tobytes() == state.arrays[f"obs.{k}"].tobytes() for k, a in row.items())
+        return "" if same else "repeating the recorded actions gave another observation"
+
+
+class SyncVectorEnv(VectorEnv):
+    """All sub-environments in this process: no copies, no messages, the fastest for cheap environments."""
+
+    def __init__(self, source: EnvSource, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None) -> None:
+        self._sub = SubEnvs(source, env_kwargs, places)
+        self.spec, self.num_envs = self._sub.spec, len(places)
+        self._buffers = self._sub.buffers
+        self._parity, self._started = 0, False
+        self._valid = np.ones(self.num_envs, np.bool_)
+        self._dtype, self._shape = self._sub.decoder.dtype, (self.num_envs, *self._sub.decoder.row_shape)
+
+    def reset(self, *, episode: int | None = None) -> Obs:
+        start_episodes(self._buffers.episode, episode, self._started)
+        self._started = True
+        self._parity ^= 1
+        self._sub.reset(self._parity)
+        return self.current_obs()
+
+    def step(self, actions: Array) -> Step:
+        given = np.array(actions, dtype=self._dtype)
+        if given.shape != self._shape:
+            raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._shape}")
+        self._parity = parity = self._parity ^ 1
+        done = self._sub.step(given, parity)
+        obs, final_obs, rewards, terminated, truncated = self._buffers.halves[parity]
+        if not done:
+            return Step(obs, obs, rewards, terminated, truncated, self._valid, [])
+        copy_rows(obs, final_obs, ~(terminated | truncated))
+        return Step(obs, final_obs, rewards, terminated, truncated, self._valid, episodes(self._buffers, done))
+
+    def current_obs(self) -> Obs:
+        return self._buffers.halves[self._parity].obs
+
+    def get_state(self) -> EnvState:
+        return pack(self._sub.get_states(self._parity))
+
+    def set_state(self, state: EnvState) -> Restored:
+        self._started = True
+        self._parity ^= 1
+        return self._sub.set_states(unpack(state, self.num_envs), self._parity)
+
+    def close(self) -> None:
+        self._sub.close()
+
+
+def start_episodes(numbers: Array, episode: int | None, started: bool) -> None:
+    if episode is not None:
+        numbers[:] = episode
+    elif started:
+        numbers += 1
+
+
+def episodes(buffers: Buffers, done: Sequence[int]) -> list[Episode]:
+    return [Episode(i, float(buffers.ended_return[i]), int(buffers.ended_length[i])) for i in done]

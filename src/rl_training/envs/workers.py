@@ -1,0 +1,313 @@
+"""Sub-environments in worker processes, for slow environments; a broken worker never stops the learner."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from rl_training.envs.making import EnvSource, env_name, find_spec
+from rl_training.envs.spaces import Array, Obs
+from rl_training.envs.state import pack, unpack
+from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, episodes, start_episodes
+from rl_training.envs.vector import EnvError, EnvState, Restored, Step, VectorEnv
+from rl_training.errors import UserError
+
+MAX_RESTARTS = 3  # of one worker, in a row, without one good step in between
+START_TIMEOUT = 120.0  # a process start imports packages: not the scale of a step
+STATE_TIMEOUT = 600.0  # replaying long episodes on resume takes a while
+
+# A command is one byte and the parity of the buffer to fill; a reply is one byte and a detail. Data travels in shared
+# memory. Pickle is used only between these processes (start-up and state capture), never for files.
+STEP, RESET, GET, SET, CLOSE = b"s", b"r", b"g", b"w", b"c"
+OK, ENDED, RESTARTED, BAD_DATA, FAILED = b"k", b"e", b"n", b"b", b"f"
+
+log = logging.getLogger(__name__)
+
+
+class _Arena:
+    """Hands out arrays from one shared block in order; the same calls give the same arrays in any process."""
+
+    def __init__(self, block: Any = None) -> None:
+        self._block, self.size = block, 0  # without a block it only measures
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        dtype = np.dtype(dtype)
+        count = int(np.prod(shape))
+        offset, self.size = self.size, self.size + -(-count * dtype.itemsize // 64) * 64
+        if self._block is None:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(self._block, dtype, count, offset).reshape(shape)
+
+
+def _work(
+    conn: Connection,
+    source: EnvSource,
+    env_kwargs: dict[str, Any] | None,
+    places: Sequence[Place],
+    first: int,
+    total: int,
+    actions_like: tuple[tuple[int, ...], Any],
+    block: Any,
+) -> None:
+    """A worker's life: make its sub-environments, then obey until told to stop or the learner is gone."""
+    # A signal meant for the whole process group must not take the workers before the learner has saved its state.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    arena = _Arena(block)
+    rows = slice(first, first + len(places))
+    try:
+        actions = arena(*actions_like)[rows]
+        sub = SubEnvs(
+            source, env_kwargs, places, lambda encoder: Buffers.allocate(encoder, total, arena).rows(rows), first
+        )
+        conn.send_bytes(OK)
+        while True:
+            message = conn.recv_bytes()
+            command, parity = message[:1], message[1]
+            if command == STEP:
+                conn.send_bytes(ENDED if sub.step(actions.copy(), parity) else OK)
+            elif command == RESET:
+                sub.reset(parity)
+                conn.send_bytes(OK)
+            elif command == GET:
+                states = sub.get_states(parity)
+                conn.send_bytes(OK)
+                conn.send(states)
+            elif command == SET:
+                conn.send_bytes(OK if sub.set_states(conn.recv(), parity) == "exact" else RESTARTED)
+            else:
+                sub.close()
+                return
+    except EnvError as error:
+        conn.send_bytes(BAD_DATA + str(error).encode())
+    except (EOFError, ConnectionError):  # the learner is gone
+        return
+    except Exception as error:
+        conn.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode())
+
+
+class _Worker:
+    """The learner's handle on one worker process and its rows."""
+
+    def __init__(self, index: int, rows: range) -> None:
+        self.index, self.rows = index, slice(rows.start, rows.stop)
+        self.restarts = 0
+        self.reply = b""
+        self.states: Any = None
+        self.conn: Any = None
+        self.process: Any = None
+
+    def launch(self, ctx: Any, *args: Any) -> None:
+        self.conn, theirs = ctx.Pipe()
+        self.process = ctx.Process(target=_work, args=(theirs, *args), daemon=True)
+        self.process.start()
+        theirs.close()  # so that its death shows as end-of-file here
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join(10)
+            self.conn.close()
+
+
+class AsyncVectorEnv(VectorEnv):
+    """Sub-environments spread over worker processes.
+
+    A worker that raises, dies or does not answer within `timeout` seconds is replaced; its rows of that step are
+    reported truncated and not valid, so a broken episode is neither stored nor bootstrapped as terminal.
+    """
+
+    def __init__(
+        self,
+        source: EnvSource,
+        places: Sequence[Place],
+        env_kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float = 60.0,
+        num_workers: int | None = None,
+    ) -> None:
+        name = env_name(source)
+        probe = SubEnvs(source, env_kwargs, places[:1])  # fails here, in the user's words, rather than in a worker
+        probe.close()
+        # The spec rather than its id: the worker may not have run the code that registered it.
+        source = find_spec(source) if isinstance(source, str) else source
+        try:
+            pickle.dumps((source, env_kwargs))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"{name} cannot be sent to worker processes ({error}): use a module-level function."
+            ) from None
+        self.spec, self.num_envs = probe.spec, len(places)
+        self._timeout = timeout
+        linux = sys.platform.startswith("linux")
+        self._ctx = mp.get_context("forkserver" if linux else "spawn")
+        if linux:
+            self._ctx.set_forkserver_preload([__name__])  # restarts then need no imports
+        m = self.num_envs
+        like = ((m, *probe.decoder.row_shape), probe.decoder.dtype)
+        measure = _Arena()
+        measure(*like)
+        Buffers.allocate(probe.encoder, m, measure)
+        block = self._ctx.RawArray("b", measure.size)
+        arena = _Arena(block)
+        self._actions = arena(*like)
+        self._buffers = Buffers.allocate(probe.encoder, m, arena)
+        self._args = (source, env_kwargs)
+        self._places, self._like, self._block = list(places), like, block
+        self._parity, self._started, self._closed = 0, False, False
+        self._valid = np.ones(m, np.bool_)
+        self._lost = np.zeros(m, np.bool_)  # rows whose episode was lost outside `step`: reported at the next one
+        count = max(1, min(m, num_workers or os.cpu_count() or 1))
+        cuts = [m * k // count for k in range(count + 1)]
+        self._workers = [_Worker(k, range(cuts[k], cuts[k + 1])) for k in range(count)]
+        for worker in self._workers:
+            self._launch(worker)
+        broken = self._collect(self._workers, START_TIMEOUT)
+        if broken:
+            self.close()
+            raise EnvError(f"{self.spec.env_id}: a worker process could not start: {next(iter(broken.values()))}")
+
+    def reset(self, *, episode: int | None = None) -> Obs:
+        start_episodes(self._buffers.episode, episode, self._started)
+        self._started = True
+        self._parity ^= 1
+        self._revive(self._ask(RESET, self._timeout))
+        self._lost[:] = False
+        return self.current_obs()
+
+    def step(self, actions: Array) -> Step:
+        given = np.asarray(actions)
+        if given.shape != self._actions.shape:
+            raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._actions.shape}")
+        self._actions[...] = given
+        previous, self._parity = self._parity, self._parity ^ 1
+        broken = self._ask(STEP, self._timeout)
+        buffers, half = self._buffers, self._buffers.halves[self._parity]
+        obs, final_obs, rewards, terminated, truncated = half
+        valid = self._valid
+        for worker in self._workers:
+            if worker.index not in broken:
+                worker.restarts = 0
+        if broken or self._lost.any():
+            self._revive(broken)
+            for k in broken:
+                self._lost[self._workers[k].rows] = True
+            rows, self._lost = self._lost, np.zeros_like(self._lost)
+            valid = ~rows
+            rewards[rows] = 0.0
+            terminated[rows], truncated[rows] = False, True
+            copy_rows(buffers.halves[previous].obs, final_obs, rows)
+        elif all(worker.reply == OK for worker in self._workers):
+            return Step(obs, obs, rewards, terminated, truncated, valid, [])
+        ended = terminated | truncated
+        copy_rows(obs, final_obs, ~ended)
+        done: list[int] = np.flatnonzero(ended & valid).tolist()
+        return Step(obs, final_obs, rewards, terminated, truncated, valid, episodes(buffers, done))
+
+    def current_obs(self) -> Obs:
+        return self._buffers.halves[self._parity].obs
+
+    def get_state(self) -> EnvState:
+        self._revive(self._ask(GET, STATE_TIMEOUT), GET)
+        return pack([state for worker in self._workers for state in worker.states])
+
+    def set_state(self, state: EnvState) -> Restored:
+        self._started = True
+        self._parity ^= 1
+        states = unpack(state, self.num_envs)
+        broken = self._ask(SET, STATE_TIMEOUT, [states[worker.rows] for worker in self._workers])
+        restarted = broken or any(worker.reply == RESTARTED for worker in self._workers)
+        self._revive(broken)
+        self._lost[:] = False
+        return "restarted" if restarted else "exact"
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.conn.send_bytes(CLOSE + b"\0")
+        for worker in self._workers:
+            worker.process.join(2)
+            worker.kill()
+
+    def _launch(self, worker: _Worker) -> None:
+        places = self._places[worker.rows]
+        worker.launch(self._ctx, *self._args, places, worker.rows.start, self.num_envs, self._like, self._block)
+
+    def _ask(
+        self, command: bytes, timeout: float, payloads: Sequence[Any] | None = None, only: _Worker | None = None
+    ) -> dict[int, str]:
+        """Send a command and wait for all; the failed ones are returned with the reason."""
+        broken: dict[int, str] = {}
+        asked: list[_Worker] = []
+        message = command + bytes([self._parity])
+        for worker in self._workers if only is None else [only]:
+            try:
+                worker.conn.send_bytes(message)
+                if payloads is not None:
+                    worker.conn.send(payloads[worker.index])
+                asked.append(worker)
+            except OSError:
+                broken[worker.index] = "its process died"
+        return broken | self._collect(asked, timeout, command)
+
+    def _collect(self, asked: Sequence[_Worker], timeout: float, command: bytes = b"") -> dict[int, str]:
+        broken: dict[int, str] = {}
+        bad_data = ""
+        pending = {worker.conn: worker for worker in asked}
+        deadline = time.monotonic() + timeout
+        while pending:
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            for conn in ready:
+                worker = pending.pop(conn)
+                try:
+                    reply = worker.conn.recv_bytes()
+                    if command == GET and reply == OK:
+                        worker.states = worker.conn.recv()
+                except (EOFError, OSError):
+                    reply = FAILED + b"its process died"
+                worker.reply = reply[:1]
+                if worker.reply == FAILED:
+                    broken[worker.index] = reply[1:].decode()
+                elif worker.reply == BAD_DATA:
+                    bad_data = bad_data or reply[1:].decode()
+            if not ready:
+                broken |= {worker.index: f"no answer within {timeout:g} s" for worker in pending.values()}
+                break
+        if bad_data:
+            raise EnvError(bad_data)
+        return broken
+
+    def _revive(self, broken: dict[int, str], command: bytes = b"") -> None:
+        """Replace broken workers: new processes, new episodes; then repeat `command`, if one is given, on them."""
+        for k, reason in broken.items():
+            worker = self._workers[k]
+            while reason:
+                worker.kill()
+                lo, hi = worker.rows.start, worker.rows.stop - 1
+                what = f"{self.spec.env_id}: worker {k} (sub-environments {lo} to {hi})"
+                if worker.restarts >= MAX_RESTARTS:
+                    self.close()
+                    raise EnvError(f"{what} failed {MAX_RESTARTS + 1} times in a row; the last time: {reason}")
+                worker.restarts += 1
+                log.warning("%s failed and is restarted: %s", what, reason)
+                self._buffers.episode[worker.rows] += 1
+                self._lost[worker.rows] = True
+                self._launch(worker)
+                reason = self._collect([worker], START_TIMEOUT).get(k, "")
+                for again in (RESET, command):
+                    if again and not reason:
+                        reason = self._ask(again, self._timeout, only=worker).get(k, "")

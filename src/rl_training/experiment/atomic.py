@@ -1,0 +1,196 @@
+"""Writes that survive a kill or a power cut, and failpoints that let tests prove it.
+
+A file becomes visible under its final name only when its bytes are on disk, so a reader sees the old content or the new
+one, never a half. Every name in between contains `.tmp-`, so that the next start can recognise and remove it.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import signal
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from rl_training.errors import UserError
+
+FAILPOINT_VARIABLE = "RL_TRAINING_FAILPOINTS"
+_ACTIONS = ("kill", "ENOSPC", "EIO", "EACCES")
+_HASH_BLOCK = 1 << 20
+
+
+class WriteError(UserError, OSError):
+    """A file could not be written, in one sentence; what was there before is untouched. `errno` says why."""
+
+
+@functools.cache
+def _plan() -> dict[str, tuple[str, int | None]]:
+    """`name=action[@k]` entries of the variable: name -> (action, k). Read once: a run cannot change its own faults."""
+    plan: dict[str, tuple[str, int | None]] = {}
+    for entry in filter(None, os.environ.get(FAILPOINT_VARIABLE, "").split(",")):
+        name, _, rest = entry.strip().partition("=")
+        action, at, count = rest.partition("@")
+        if action not in _ACTIONS or (at and not count.isdecimal()):
+            allowed = ", ".join(_ACTIONS)
+            raise UserError(f"{FAILPOINT_VARIABLE}: '{entry}' is not name=ACTION or name=ACTION@k; actions: {allowed}.")
+        plan[name] = (action, int(count) if at else None)
+    return plan
+
+
+_hits: dict[str, int] = {}
+
+
+def failpoint(name: str) -> None:
+    """Fail here if the environment asks for it: every time, or at the k-th passage only (`name=EIO@2`)."""
+    plan = _plan()
+    if not plan or name not in plan:
+        return
+    action, at = plan[name]
+    _hits[name] = _hits.get(name, 0) + 1
+    if at is not None and _hits[name] != at:
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    number = getattr(errno, action)
+    raise OSError(number, os.strerror(number))
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A fresh name beside `path`: a rename is atomic only within one file system."""
+    return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+
+
+def fsync_directory(directory: Path, point: str = "directory") -> None:
+    """Make names created in, or renamed into, `directory` durable; their files' own fsync does not do that."""
+    failpoint(f"{point}.before")
+    if os.name != "nt":  # Windows cannot open a directory
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    failpoint(f"{point}.after")
+
+
+def write_durable(path: Path, blocks: Iterable[bytes | memoryview], point: str = "file") -> tuple[str, int]:
+    """Write a new file and fsync it; its SHA-256 and size come from the blocks, so a bad disk shows up when read."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "xb") as file:
+        for block in blocks:
+            failpoint(f"{point}.write.before")
+            file.write(block)
+            digest.update(block)
+            size += len(block)
+        file.flush()
+        failpoint(f"{point}.write.after")
+        failpoint(f"{point}.fsync.before")
+        os.fsync(file.fileno())
+        failpoint(f"{point}.fsync.after")
+    return digest.hexdigest(), size
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step."""
+    temporary = temporary_sibling(path)
+    try:
+        write_durable(temporary, [text.encode()])
+        failpoint("file.rename.before")
+        os.replace(temporary, path)
+        failpoint("file.rename.after")
+        fsync_directory(path.parent, "file.parentsync")
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise write_error(f"Cannot write {path}", error) from error
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def atomic_write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step. JSON has no NaN or infinity: they become null."""
+    text = json.dumps(map_json(value, lambda x: None), indent=2, allow_nan=False, ensure_ascii=False)
+    atomic_write_text(path, text + "\n")
+
+
+def map_json(value: Any, non_finite: Callable[[float], Any]) -> Any:
+    """`value` as plain JSON types (also tuples, NumPy scalars and arrays); NaN and infinities as `non_finite` says."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else non_finite(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): map_json(item, non_finite) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_json(item, non_finite) for item in value]
+    if callable(getattr(value, "tolist", None)):  # NumPy scalar or array, tensor
+        return map_json(value.tolist(), non_finite)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
+
+
+def strict_json(data: bytes) -> Any:
+    """Parse JSON of unknown origin: no duplicate keys, no NaN; every kind of nonsense is a ValueError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key appears twice")
+        return result
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a plain file for reading; a symlink, device or pipe is an OSError, so that nothing outside is read."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link")
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """Digest of the rest of an open file, one block in memory at a time."""
+    digest = hashlib.sha256()
+    while block := file.read(_HASH_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def os_reason(error: OSError) -> str:
+    """Why a file operation failed, in words a user can act on."""
+    words = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EIO: "the disk reported an input/output error",
+        errno.EACCES: "permission denied",
+        errno.EROFS: "the file system is read-only",
+    }
+    return words.get(error.errno or 0, error.strerror or str(error))
+
+
+def write_error(what: str, error: OSError) -> WriteError:
+    """The sentence to show instead of `error`."""
+    result = WriteError(f"{what}: {os_reason(error)}.")
+    result.errno = error.errno
+    return result

@@ -1,0 +1,95 @@
+"""Layers that networks are built from. Each works under vmap, and none keeps state of its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.ops import rng
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+}
+
+
+def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
+    """Orthogonal weights, zero bias: what PPO needs to reproduce its published scores."""
+    for name, parameter in layer.named_parameters():
+        if parameter.ndim >= 2:
+            nn.init.orthogonal_(parameter, gain)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return layer
+
+
+class Scalar(nn.Module):
+    """A linear layer with one output, as a weighted sum: a matrix product of width 1 is slow on every device."""
+
+    def __init__(self, in_features: int, gain: float | None = None) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(in_features)
+        weight = torch.empty(1, in_features)
+        if gain is None:
+            nn.init.uniform_(weight, -bound, bound)
+        else:
+            nn.init.orthogonal_(weight, gain)
+        self.weight = nn.Parameter(weight[0].clone())
+        self.bias = nn.Parameter(torch.zeros(()) if gain is not None else torch.empty(()).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(-1) + self.bias  # [..., D] -> [...]
+
+
+class EnsembleLinear(nn.Module):
+    """E linear layers as one batched product. Input [B, D] (shared) or [E, B, D]; output [E, B, out]."""
+
+    def __init__(self, members: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(members, in_features, out_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, out_features).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, self.weight) + self.bias
+
+
+class EnsembleScalar(nn.Module):
+    """The last layer of an ensemble of scalar critics: [E, B, D] -> [E, B]."""
+
+    def __init__(self, members: int, in_features: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(members, 1, in_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(-1) + self.bias
+
+
+class NoisyLinear(nn.Module):
+    """Factorised Gaussian noise on the weights (Fortunato et al. 2018, Eq. 9-11); without a key the mean is used."""
+
+    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(in_features)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
+
+    def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
+        if key is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        noise = rng.normal(key, (self.in_features + self.out_features,))
+        noise = noise.sign() * noise.abs().sqrt()
+        noise_in, noise_out = noise[: self.in_features], noise[self.in_features :]
+        # (W + S * (out in^T)) x = W x + out * (S (in * x)): the noisy weight matrix is never formed.
+        mean = nn.functional.linear(x, self.weight, self.bias)
+        return mean + noise_out * (nn.functional.linear(x * noise_in, self.weight_sigma) + self.bias_sigma)

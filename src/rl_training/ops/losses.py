@@ -1,0 +1,46 @@
+"""Per-sample losses, and the one reduction that every algorithm uses."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def weighted_mean(per_sample: Tensor, weights: Tensor) -> Tensor:
+    """sum(w * x) / number of rows with w > 0.
+
+    Both uses of `weights` come out right: importance weights scale the step without being renormalised
+    (Schaul 2016, section 3.4), and rows masked with 0 neither contribute nor count. All zero gives 0.
+    """
+    if per_sample.shape != weights.shape:
+        raise ValueError(f"per-sample loss {tuple(per_sample.shape)} and weights {tuple(weights.shape)} differ")
+    return (weights * per_sample).sum() / (weights > 0).sum().clamp(min=1)
+
+
+def weighted_normalise(x: Tensor, weights: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / (std + eps) over the rows with w > 0, for advantages; the scale of `weights` does not matter.
+
+    The standard deviation is the unbiased one (n / (n - 1) over the n rows with w > 0), so equal weights give
+    `(x - x.mean()) / (x.std() + eps)`. A single row becomes 0. Meant for constants: no gradient where all x are equal.
+    """
+    total = weights.sum().clamp(min=1e-30)
+    count = (weights > 0).sum()
+    centred = x - (weights * x).sum() / total
+    variance = (weights * centred.square()).sum() / total * (count / (count - 1).clamp(min=1))
+    return centred / (variance.sqrt() + eps)
+
+
+def mse(error: Tensor) -> Tensor:
+    """error^2."""
+    return error.square()
+
+
+def huber(error: Tensor, delta: float = 1.0) -> Tensor:
+    """error^2 / 2 within +-delta, delta * (|error| - delta / 2) outside (Huber 1964)."""
+    size = error.abs()
+    quadratic = size.clamp(max=delta)
+    return quadratic * (size - 0.5 * quadratic)
+
+
+def expectile_loss(diff: Tensor, expectile: float | Tensor) -> Tensor:
+    """|expectile - 1(diff < 0)| * diff^2 with diff = target - prediction (IQL, Kostrikov 2022, Eq. 4)."""
+    return (expectile - (diff < 0).to(diff.dtype)).abs() * diff.square()

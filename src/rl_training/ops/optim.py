@@ -1,0 +1,72 @@
+"""Optimisers as pure functions of one flat vector: `(params, state) = update(grads, state, params, learning_rate)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+OptState = dict[str, Tensor]
+
+
+def clip_by_norm(grads: Tensor, max_norm: float | None) -> Tensor:
+    """Scale the gradient down to `max_norm`; None or 0 switches it off."""
+    if not max_norm:
+        return grads
+    return grads * torch.clamp(max_norm / (torch.linalg.vector_norm(grads) + 1e-6), max=1.0)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Adam, AdamW (decoupled decay), RMSprop or plain SGD; a choice made by data so that it can stand in a config."""
+
+    kind: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999  # rmsprop: its smoothing constant (alpha)
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+
+    def init(self, params: Tensor) -> OptState:
+        count = torch.zeros((), dtype=torch.float32, device=params.device)
+        zeros = torch.zeros_like(params)
+        if self.kind == "sgd":
+            return {"count": count}
+        if self.kind == "rmsprop":
+            return {"count": count, "v": zeros}
+        return {"count": count, "m": zeros, "v": zeros.clone()}
+
+    def update(
+        self, grads: Tensor, state: OptState, params: Tensor, learning_rate: Tensor | float
+    ) -> tuple[Tensor, OptState]:
+        grads = clip_by_norm(grads, self.max_grad_norm)
+        count = state["count"] + 1.0
+        if self.weight_decay and self.kind != "adamw":  # the classic form: part of the gradient
+            grads = grads + self.weight_decay * params
+        if self.kind == "sgd":
+            return params - learning_rate * grads, {"count": count}
+        v = torch.addcmul(state["v"] * self.beta2, grads, grads, value=1.0 - self.beta2)
+        if self.kind == "rmsprop":
+            return params - learning_rate * grads / (v.sqrt() + self.eps), {"count": count, "v": v}
+        m = torch.lerp(state["m"], grads, 1.0 - self.beta1)
+        # Adam (Kingma & Ba 2015), Algorithm 1, with the two bias corrections as scalars.
+        correct1 = 1.0 - torch.pow(self.beta1, count)
+        correct2 = 1.0 - torch.pow(self.beta2, count)
+        step = (learning_rate / correct1) * m / (v.sqrt() * torch.rsqrt(correct2) + self.eps)
+        if self.kind == "adamw" and self.weight_decay:
+            params = params * (1.0 - learning_rate * self.weight_decay)
+        return params - step, {"count": count, "m": m, "v": v}
+
+
+def polyak(target: Tensor, params: Tensor, tau: float) -> Tensor:
+    """Move a share tau of the way towards `params`."""
+    return params if tau == 1.0 else torch.lerp(target, params, tau)
+
+
+def periodic(target: Tensor, params: Tensor, step: Tensor, every: int, tau: float = 1.0) -> Tensor:
+    """`polyak` each time `step` is a multiple of `every`, as a select: no data-dependent control flow."""
+    if every == 1:
+        return polyak(target, params, tau)
+    return torch.where(step % every == 0, polyak(target, params, tau), target)

@@ -1,0 +1,48 @@
+"""Quantile regression: the losses and features of QR-DQN, IQN, FQF and TQC."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rl_training.ops.losses import huber
+
+
+def quantile_midpoints(n: int, device: torch.device | str | None = None) -> Tensor:
+    """tau_hat_i = (2i + 1) / 2n, `[n]` (QR-DQN, Dabney 2018, Lemma 2)."""
+    return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
+
+
+def quantile_huber(predicted: Tensor, target: Tensor, taus: Tensor, kappa: float = 1.0) -> Tensor:
+    """Quantile Huber loss per sample, `[..., N]` against `[..., M]` -> `[...]` (QR-DQN, Dabney 2018, Eq. 9 and 10).
+
+    Summed over the N predicted quantiles at fractions `taus` (`[N]` or `[..., N]`), averaged over the M targets.
+    The Huber loss is divided by kappa, as in IQN Eq. 3: the same at kappa = 1, and continuous down to kappa = 0,
+    which is the plain quantile loss.
+    """
+    td_error = target.unsqueeze(-2) - predicted.unsqueeze(-1)  # [..., N, M]
+    asymmetry = taus.unsqueeze(-1) - (td_error < 0).to(td_error.dtype)  # [..., N, M]
+    if kappa > 0.0:
+        loss = asymmetry.abs() * huber(td_error, kappa)
+        if kappa != 1.0:
+            loss = loss / kappa
+    else:
+        loss = asymmetry * td_error
+    return loss.mean(-1).sum(-1)
+
+
+def cosine_embedding_features(taus: Tensor, n: int) -> Tensor:
+    """cos(pi * i * tau) for i = 0 .. n - 1, `[..., N]` -> `[..., N, n]`: the input of IQN's embedding layer (Eq. 4)."""
+    frequencies = torch.arange(n, device=taus.device, dtype=taus.dtype) * math.pi
+    return torch.cos(taus.unsqueeze(-1) * frequencies)
+
+
+def fqf_fraction_gradient(quantiles_at_taus: Tensor, quantiles_at_tau_hats: Tensor) -> Tensor:
+    """dW1 / dtau_i for i = 1 .. N - 1, `[..., N - 1]` (FQF, Yang 2019, Proposition 1).
+
+    W1 is the 1-Wasserstein error of the N-step approximation. `quantiles_at_taus` `[..., N - 1]` are Z(tau_i) at the
+    inner fractions, `quantiles_at_tau_hats` `[..., N]` are Z(tau_hat_i) at the midpoints of tau_i and tau_{i+1}.
+    """
+    return 2.0 * quantiles_at_taus - quantiles_at_tau_hats[..., 1:] - quantiles_at_tau_hats[..., :-1]

@@ -1,0 +1,135 @@
+"""Returns and advantages over time-major rollouts `[T, ...]`, and n-step windows `[B, n]`.
+
+One convention for every function here:
+
+- `next_values[t]` belongs to the true next observation of row t, so a truncated row still bootstraps;
+- `discounts[t]` = gamma * (1 - terminated[t]): a terminated row does not bootstrap;
+- `continues[t]` = 1 - (terminated or truncated)[t]: row t + 1 belongs to the same episode.
+
+Nothing is detached here: pass detached values where targets must be constants.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reverse_scan(increments: Tensor, decays: Tensor) -> Tensor:
+    """x_t = increments_t + decays_t * x_{t+1} along the first axis, with x_T = 0.
+
+    Recursive doubling: after the pass with shift k every row sums the 2k rows from itself on. That takes
+    3 ceil(log2 T) operations instead of T, without a division, so decays of 0 (episode ends) are exact.
+    """
+    length, shift = increments.shape[0], 1
+    total, decay = increments, decays  # decay: rows [0, length - shift) carry the product of `shift` decays
+    while shift < length:
+        head = torch.addcmul(total[:-shift], decay[: length - shift], total[shift:])
+        total = torch.cat((head, total[length - shift :]))
+        if 2 * shift < length:
+            decay = decay[: length - 2 * shift] * decay[shift : length - shift]
+        shift *= 2
+    return total
+
+
+def _shift_back(rows: Tensor) -> Tensor:
+    """Row t takes the value of row t + 1; the last row takes 0."""
+    return torch.cat((rows[1:], torch.zeros_like(rows[:1])))
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    continues: Tensor,
+    lam: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman 2016, Eq. 11 and 16): (advantages, returns), each `[T, ...]`.
+
+    The recursion decays by discounts * lam * continues, which is gamma * lam within an episode and 0 at its end.
+    """
+    deltas = rewards + discounts * next_values - values  # Eq. 11
+    advantages = reverse_scan(deltas, discounts * continues * lam)  # Eq. 16
+    return advantages, advantages + values
+
+
+def lambda_returns(
+    rewards: Tensor, next_values: Tensor, discounts: Tensor, continues: Tensor, lam: float | Tensor
+) -> Tensor:
+    """TD(lambda) returns `[T, ...]` (Sutton and Barto 2018, Eq. 12.18 in recursive form).
+
+    G_t = r_t + discounts_t * ((1 - lam) * V_{t+1} + lam * G_{t+1}); the last row of an episode or of the rollout
+    bootstraps wholly from its next value. A learned discount (DreamerV3) needs `continues` of ones.
+    """
+    mix = torch.cat((continues[:-1] * lam, torch.zeros_like(next_values[-1:])))
+    return reverse_scan(rewards + discounts * (1.0 - mix) * next_values, discounts * mix)
+
+
+def discounted_returns(rewards: Tensor, next_values: Tensor, discounts: Tensor, continues: Tensor) -> Tensor:
+    """Monte-Carlo returns `[T, ...]`, bootstrapped only where the rollout or a truncated episode is cut off."""
+    return lambda_returns(rewards, next_values, discounts, continues, 1.0)
+
+
+def n_step_window(
+    rewards: Tensor, terminated: Tensor, truncated: Tensor, available: Tensor, gamma: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """n-step transitions from windows of consecutive rows, `[..., n]` -> (returns, discounts, last), each `[...]`.
+
+    The walk starts at row 0 and ends with the first terminated or truncated row, or the last available one. `last` is
+    the index of the row it ends with: the bootstrap observation is the next observation of that row, and
+    `discounts` = gamma^(last + 1) * (1 - terminated[last]). `available` marks the rows that exist; row 0 must.
+    """
+    goes_on = available & ~(terminated | truncated)  # [..., n]
+    reached = torch.cat((available[..., :1], goes_on[..., :-1]), -1).to(rewards.dtype).cumprod(-1)
+    walked = reached * available  # 1 for the rows of the walk
+    steps = torch.arange(rewards.shape[-1], device=rewards.device, dtype=rewards.dtype)
+    returns = (walked * rewards * gamma**steps).sum(-1)
+    count = walked.sum(-1)
+    # a walk holds at most one terminated row: its last
+    discounts = gamma**count * (1.0 - (walked * terminated).sum(-1))
+    return returns, discounts, (count - 1.0).clamp(min=0.0).long()
+
+
+def vtrace(
+    log_rhos: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    continues: Tensor,
+    lam: float | Tensor = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace (Espeholt 2018): (policy-gradient advantages, value targets v_s), each `[T, ...]`.
+
+    `log_rhos` = log pi(a|x) - log mu(a|x) of target and behaviour policy. The advantages already carry the clipped
+    importance weight rho_s. With equal policies and lam = 1 the targets are the n-step returns.
+    """
+    ratios = log_rhos.exp()
+    rhos = ratios.clamp(max=rho_bar)
+    cs = ratios.clamp(max=c_bar) * lam  # Remark 2
+    deltas = rhos * (rewards + discounts * next_values - values)
+    corrections = reverse_scan(deltas, discounts * continues * cs)  # Eq. 1: v_s - V(x_s), in the form of Remark 1
+    next_targets = next_values + continues * _shift_back(corrections)
+    advantages = rhos * (rewards + discounts * next_targets - values)  # section 4.2
+    return advantages, values + corrections
+
+
+def retrace(
+    log_rhos: Tensor,
+    rewards: Tensor,
+    q_values: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    continues: Tensor,
+    lam: float | Tensor = 1.0,
+) -> Tensor:
+    """Retrace(lambda) targets for Q(x_t, a_t), `[T, ...]` (Munos 2016, Eq. 3 and 4 with c = lam * min(1, ratio)).
+
+    `next_values[t]` = E_{a ~ pi} Q(x_{t+1}, a). The trace into row t + 1 is cut by the ratio of row t + 1.
+    """
+    traces = log_rhos.clamp(max=0.0).exp() * lam  # exp(min(log ratio, 0)) = min(ratio, 1)
+    deltas = rewards + discounts * next_values - q_values
+    return q_values + reverse_scan(deltas, discounts * continues * _shift_back(traces))

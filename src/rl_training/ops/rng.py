@@ -1,0 +1,93 @@
+"""Stateless random numbers: a counter-based generator in integer tensor operations.
+
+A key is a 0-dim int64 tensor. The same key gives the same numbers under `vmap`, compiled or eager, on every device, so
+seeds never mix, a checkpoint stores integers only, and a study of S seeds reproduces S separate runs.
+The mixer is SplitMix64 (Steele, Lea & Flood, 2014), fed with (key xor counter) times its odd constant.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit constant."""
+    return value - (1 << 64) if value >= (1 << 63) else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MUL_1 = _signed(0xBF58476D1CE4E5B9)
+_MUL_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, n: int) -> Tensor:
+    """Logical shift: int64's own shift copies the sign bit."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MUL_1
+    x = (x ^ _shift_right(x, 27)) * _MUL_2
+    return x ^ _shift_right(x, 31)
+
+
+def _mix_int(x: int) -> int:
+    """`_mix` on a Python integer (unsigned), for keys made on the host."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def key_from_seed(seed: int, stream: int = 0) -> Tensor:
+    """The key of (seed, stream); made on the host, once."""
+    mixed = _mix_int((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK)
+    return torch.tensor(_signed(_mix_int((mixed + (stream + 1) * 0xD1342543DE82EF95) & _MASK)), dtype=torch.int64)
+
+
+def fold(key: Tensor, data: Tensor | int) -> Tensor:
+    """A new key from a key and a number (a step counter, a stream): the stateless form of splitting."""
+    return _mix(key ^ _mix((data + 1) * torch.full_like(key, _GOLDEN)))
+
+
+def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uniform 64-bit integers as int64.
+
+    The counter meets the key before it is multiplied: inductor treats arange x constant as index arithmetic, which
+    overflows when it is reshaped.
+    """
+    counter = torch.arange(math.prod(shape), device=key.device)
+    return _mix((key ^ counter) * _GOLDEN).reshape(shape)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """float32 in [0, 1), 24 bits."""
+    return _shift_right(bits(key, shape), 40).to(torch.float32) * 2.0**-24
+
+
+def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal float32, by Box-Muller from the two halves of one integer."""
+    b = bits(key, shape)
+    radius = (_shift_right(b, 40).to(torch.float32) + 1.0) * 2.0**-24  # (0, 1]
+    angle = (b & 0xFFFFFF).to(torch.float32) * (2.0 * math.pi * 2.0**-24)
+    return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(angle)
+
+
+def gumbel(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Standard Gumbel float32: the argmax of logits + gumbel is a sample of the categorical distribution."""
+    u = (_shift_right(bits(key, shape), 40).to(torch.float32) + 0.5) * 2.0**-24  # (0, 1)
+    return -torch.log(-torch.log(u))
+
+
+def randint(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:
+    """int64 in [0, high), high < 2^31: multiply-shift on 32 bits, so the bias is below high / 2^32."""
+    return (_shift_right(bits(key, shape), 32) * high) >> 32
+
+
+def permutation(key: Tensor, n: int) -> Tensor:
+    """A random order of range(n)."""
+    return torch.argsort(bits(key, (n,)))

@@ -1,0 +1,92 @@
+"""Deterministic evaluation of every seed, in environments and random streams of its own: evaluating more often changes
+nothing about training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.envs.vector import VectorEnv, make_vector_env
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_map
+from rl_training.runtime.learner import over_seeds
+
+EVALUATION_STREAM = 1
+
+
+class Evaluation(NamedTuple):
+    returns: list[list[float]]  # [seed][episode]
+    lengths: list[list[int]]
+
+
+class Evaluator:
+    """Runs `episodes` episodes for each seed; the same ones every time."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], env_id: str | Callable[[], Any], seeds: Sequence[int], episodes: int,
+        env_kwargs: dict[str, Any] | None = None, *, max_envs: int = 20,
+    ) -> None:  # fmt: skip
+        self.algorithm, self.env_id, self.seeds, self.episodes = algorithm, env_id, tuple(seeds), episodes
+        self.env_kwargs = env_kwargs
+        self.width = min(episodes, max_envs)
+        self.quota = [episodes // self.width + (n < episodes % self.width) for n in range(self.width)]
+        self._envs: VectorEnv | None = None
+
+    @property
+    def envs(self) -> VectorEnv:
+        if self._envs is None:
+            self._envs = make_vector_env(
+                self.env_id, seeds=self.seeds, num_envs=self.width, stream=EVALUATION_STREAM, env_kwargs=self.env_kwargs
+            )
+        return self._envs
+
+    @torch.no_grad()
+    def run(self, train: TrainState, should_stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
+        """Evaluate states with a seed axis. Returns None when a stop was asked for on the way."""
+        algorithm, seeds, device = self.algorithm, len(self.seeds), self.algorithm.device
+        key = rng.key_from_seed(0, EVALUATION_STREAM).to(device)
+
+        def act(train: TrainState, carry: Any, obs: Any) -> Any:
+            carry, action, _ = algorithm.select_action(train, carry, obs, key, explore=False)
+            return carry, action
+
+        policy = over_seeds(act, seeds)
+
+        def batched(x: Any) -> torch.Tensor:
+            return torch.as_tensor(x).unflatten(0, (seeds, self.width)).to(device)
+
+        fresh = tree_map(
+            lambda x: x.to(device).expand(seeds, *x.shape).clone(), algorithm.init_carry(self.width)
+        )
+        carry = fresh
+        obs: Any = self.envs.reset(episode=0)
+        returns: list[list[float]] = [[] for _ in range(seeds * self.width)]
+        lengths: list[list[int]] = [[] for _ in range(seeds * self.width)]
+        missing = seeds * self.episodes
+        while missing:
+            if should_stop():
+                return None
+            carry, actions = policy(train, carry, tree_map(batched, obs))
+            step = self.envs.step(actions.flatten(0, 1).cpu().numpy())
+            obs = step.obs
+            for episode in step.episodes:
+                if len(returns[episode.index]) < self.quota[episode.index % self.width]:
+                    returns[episode.index].append(episode.ret)
+                    lengths[episode.index].append(episode.length)
+                    missing -= 1
+            if step.episodes and carry != ():
+                ended = batched(step.terminated) | batched(step.truncated)
+                carry = tree_map(lambda c, f: torch.where(ended.view(*ended.shape, *[1] * (c.ndim - 2)), f, c), carry, fresh)
+
+        def per_seed(rows: list[list[Any]]) -> list[list[Any]]:
+            return [[x for row in rows[s * self.width : (s + 1) * self.width] for x in row] for s in range(seeds)]
+
+        return Evaluation(per_seed(returns), per_seed(lengths))
+
+    def close(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None

@@ -1,0 +1,327 @@
+"""The device side of training: all learning state as one tree of tensors, and the functions that advance it.
+
+`interact` stores the last transition and chooses the next actions; `update` samples and learns; for rollouts `prepare`
+and `minibatch`. Each is one function of the tree, so each is one graph, and each works on all seeds at once.
+Every tensor has a leading seed axis S; algorithms never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Batch, TrainState
+from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
+from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
+from rl_training.envs.vector import Step
+from rl_training.ops import rng
+from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
+from rl_training.runtime.executor import Executor
+
+ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
+
+
+def over_seeds(fn: Callable[..., Any], seeds: int) -> Callable[..., Any]:
+    """Apply a function of one seed's trees to trees with a seed axis: vmap, or a plain call for a single seed."""
+    if seeds > 1:
+        return torch.vmap(fn)
+
+    def single(*trees: Any) -> Any:
+        out = fn(*(tree_map(lambda x: x[0], tree) for tree in trees))
+        return tree_map(lambda x: x.unsqueeze(0), out)
+
+    return single
+
+
+class Learner:
+    """State and functions common to every loop."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], store: Storage, seeds: Sequence[int], horizon: int, executor: Executor
+    ) -> None:
+        self.algorithm, self.store, self.seeds, self.executor = algorithm, store, tuple(seeds), executor
+        self.device, self.num_envs = executor.device, store.num_envs
+        count, envs, device, spec = len(self.seeds), store.num_envs, executor.device, algorithm.spec
+
+        def rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.zeros((count, envs, *shape), dtype=dtype, device=device)
+
+        self.tree: dict[str, Any] = {
+            "train": tree_stack([algorithm.init_state(seed) for seed in self.seeds]),
+            "data": store.init(count, device),
+            "keys": torch.stack([rng.key_from_seed(seed) for seed in self.seeds]).to(device),
+            "obs": map_columns(rows, observation_columns(spec)),
+            "actions": rows(*action_column(spec)),
+            "carry": tree_stack([tree_map(lambda x: x.to(device), algorithm.init_carry(envs))] * count),
+            "steps": torch.zeros(count, dtype=torch.int64, device=device),  # calls of `interact`, the clock of acting
+            "env_steps": torch.zeros(count, dtype=torch.int64, device=device),
+            "horizon": torch.full((count,), max(1, horizon), dtype=torch.int64, device=device),
+            "bad_step": torch.full((count,), -1, dtype=torch.int64, device=device),  # first non-finite update
+        }
+        # What the environments give back, in static buffers that a captured graph can read.
+        self.inputs: dict[str, Any] = {
+            "obs": map_columns(rows, observation_columns(spec)),
+            "final_obs": map_columns(rows, observation_columns(spec)),
+            "scalars": rows((5,), torch.float32),  # reward, terminated, truncated, valid, advance
+        }
+        self._scalars = np.zeros((count * envs, 5), dtype=np.float32)
+        self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        self._interact = executor.wrap(self.interact_fn, self.small_state)
+
+    @property
+    def train(self) -> TrainState:
+        state: TrainState = self.tree["train"]
+        return state
+
+    def small_state(self) -> Any:
+        """Everything but the stored transitions: what a capture's trial runs must not change."""
+        columns = self.store.columns
+        data = {k: v for k, v in self.tree["data"].items() if k not in columns}
+        return {**{k: v for k, v in self.tree.items() if k != "data"}, "data": data}
+
+    def _pinned(self, tree: Any) -> Any:
+        return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, pin_memory=True), tree)
+
+    # --- collecting --------------------------------------------------------------------------------------------
+
+    def write_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> None:
+        """Store the transition that ended with `inputs`: last obs and action, reward, true next observation."""
+        reward, terminated, truncated, valid, advance = inputs["scalars"].unbind(-1)
+        row = {
+            "obs": tree["obs"], "next_obs": inputs["final_obs"], "actions": tree["actions"], "rewards": reward,
+            "terminated": terminated > 0.5, "truncated": truncated > 0.5,
+        }  # fmt: skip
+        if "valid" in self.store.columns:
+            row["valid"] = valid > 0.5
+        self.store.write(tree["data"], row, advance > 0.5)
+        tree["env_steps"].add_(advance.sum(-1).to(torch.int64))
+        train: TrainState = tree["train"]
+        train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
+
+    def act_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
+        """Actions for the observations in `inputs`, of every seed: [S, N, ...]."""
+        ended = (inputs["scalars"][..., 1] + inputs["scalars"][..., 2]) > 0.5
+
+        def one(train: TrainState, carry: Any, obs: Any, ended: Tensor, key: Tensor, step: Tensor) -> Any:
+            fresh = tree_map(lambda x: x.to(ended.device), self.algorithm.init_carry(self.num_envs))
+            carry = tree_map(lambda old, new: torch.where(_like(ended, old), new, old), carry, fresh)
+            act_key = rng.fold(rng.fold(key, ACT), step)
+            carry, action, _ = self.algorithm.select_action(train, carry, obs, act_key, explore=True)
+            return carry, action
+
+        carry, actions = over_seeds(one, len(self.seeds))(
+            tree["train"], tree["carry"], inputs["obs"], ended, tree["keys"], tree["steps"]
+        )
+        copy_into(tree["carry"], carry)
+        copy_into(tree["obs"], inputs["obs"])
+        tree["actions"].copy_(actions)
+        tree["steps"].add_(1)
+        return tree["actions"]
+
+    def interact_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
+        self.write_fn(tree, inputs)
+        return self.act_fn(tree, inputs)
+
+    def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
+        """Copy what the environments returned into the input buffers."""
+        scalars = self._scalars
+        scalars[:, 0] = step.rewards
+        scalars[:, 1] = step.terminated
+        scalars[:, 2] = step.truncated
+        scalars[:, 3] = step.valid
+        scalars[:, 4] = 1.0 if keep_invalid else step.valid
+        self._upload({"obs": step.obs, "final_obs": step.final_obs, "scalars": scalars})
+
+    def load_reset(self, obs: Any) -> None:
+        """The start of collection: observations to act on, and no transition to store."""
+        self._scalars[:] = 0.0
+        self._upload({"obs": obs, "final_obs": obs, "scalars": self._scalars})
+
+    def _upload(self, arrays: dict[str, Any]) -> None:
+        if self._staging is None:
+            for (_, buffer), array in zip(tree_items(self.inputs), _arrays(arrays)):
+                buffer.copy_(torch.from_numpy(array).view(buffer.shape))
+            return
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy has left the staging buffers
+        for (_, buffer), (_, staging), array in zip(
+            tree_items(self.inputs), tree_items(self._staging), _arrays(arrays)
+        ):
+            staging.copy_(torch.from_numpy(array).view(staging.shape))
+            buffer.copy_(staging, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def interact(self) -> np.ndarray:
+        """Store the loaded transition and return the next actions [M, ...] as an array."""
+        return self._host(self._interact(self.tree, self.inputs))
+
+    @torch.no_grad()
+    def act(self) -> np.ndarray:
+        return self._host(self.act_fn(self.tree, self.inputs))
+
+    @torch.no_grad()
+    def write(self) -> None:
+        self.write_fn(self.tree, self.inputs)
+
+    @torch.no_grad()
+    def random_actions(self) -> np.ndarray:
+        """Uniform actions instead of the policy's: [-1, 1] or any of the discrete ones. Replaces the last choice."""
+        spec = self.algorithm.spec.action
+
+        def one(key: Tensor, step: Tensor) -> Tensor:
+            u = rng.uniform(rng.fold(rng.fold(key, WARMUP), step), (self.num_envs, max(1, spec.dim)))
+            if spec.kind == "box":
+                return 2.0 * u - 1.0
+            actions = (u * torch.tensor(spec.nvec, device=u.device)).to(torch.int64)
+            return actions[:, 0] if spec.discrete else actions
+
+        keys, steps = self.tree["keys"], self.tree["steps"]
+        actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
+        self.tree["actions"].copy_(actions)
+        return self._host(self.tree["actions"])
+
+    def _host(self, actions: Tensor) -> np.ndarray:
+        array: np.ndarray = actions.flatten(0, 1).cpu().numpy()
+        return array
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def note_metrics(self, tree: dict[str, Any], before: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Remember the first update whose metrics were not finite; checked on the host now and then."""
+        total = torch.stack([m.to(torch.float32) for m in metrics.values()]).sum(0)  # [S]
+        bad = tree["bad_step"]
+        bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))
+
+
+class ReplayLearner(Learner):
+    """Off-policy: `update(n)` takes n gradient steps on sampled batches."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
+    ) -> None:
+        hp: OffPolicyHyper = algorithm.hp
+        columns = transition_columns(algorithm.spec)
+        store = (
+            PrioritizedReplay(
+                columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step, alpha=hp.prioritized_alpha,
+                beta=hp.prioritized_beta,
+            )
+            if hp.prioritized
+            else Replay(columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step)
+        )  # fmt: skip
+        super().__init__(algorithm, store, seeds, horizon, executor)
+        self.replay = store
+        self.batch_size = hp.batch_size
+        self._update = executor.wrap(self.update_fn, self.small_state)
+
+    def sample_one(self, train: TrainState, data: dict[str, Any], key: Tensor) -> Batch:
+        sample_key = rng.fold(rng.fold(key, SAMPLE), train.step)
+        return self.replay.sample(data, sample_key, self.batch_size, train.progress)
+
+    def update_fn(self, tree: dict[str, Any]) -> dict[str, Tensor]:
+        def one(train: TrainState, data: dict[str, Any], key: Tensor) -> Any:
+            batch = self.sample_one(train, data, key)
+            new, aux = self.algorithm.train_step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+            return new, aux.metrics, batch["indices"], aux.priority
+
+        before = tree["train"].step.clone()
+        new, metrics, rows, priority = over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])
+        self.replay.feedback(tree["data"], rows, priority)
+        copy_into(tree["train"], new)
+        self.note_metrics(tree, before, metrics)
+        return metrics  # type: ignore[no-any-return]
+
+    def update(self, times: int) -> dict[str, Tensor]:
+        metrics: dict[str, Tensor] = {}
+        for _ in range(times):
+            metrics = self._update(self.tree)
+        return metrics
+
+
+class RolloutLearner(Learner):
+    """On-policy: `learn()` prepares the full rollout and takes epochs x minibatches gradient steps."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
+    ) -> None:
+        hp: OnPolicyHyper = algorithm.hp
+        columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool)}
+        super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
+        self.size, self.batch_size, self.epochs = hp.n_steps * num_envs, hp.batch_size, hp.n_epochs
+        self.minibatches = self.size // self.batch_size
+        self.scratch: dict[str, Any] = {}
+        self._prepare = executor.wrap(self.prepare_fn, self.small_state)
+        self._minibatch = executor.wrap(self.minibatch_fn, lambda: {**self.small_state(), "scratch": self.scratch})
+
+    def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
+        def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
+            prepare_key = rng.fold(rng.fold(key, PREPARE), train.step)
+            new, batch = self.algorithm.prepare(train, self.store.whole(data), prepare_key)
+            return new.extra, batch
+
+        extra, batch = over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])
+        copy_into(tree["train"].extra, extra)
+        tree["data"]["count"].zero_()
+        return extra, batch
+
+    def shuffle_fn(self, tree: dict[str, Any]) -> Tensor:
+        def one(step: Tensor, key: Tensor) -> Tensor:
+            return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), self.size)
+
+        return over_seeds(one, len(self.seeds))(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
+
+    def minibatch_fn(self, tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
+        """One gradient step on the next minibatch of the shuffled rollout."""
+
+        def one(train: TrainState, batch: Batch, order: Tensor, key: Tensor, offset: Tensor) -> Any:
+            rows = order[offset + torch.arange(self.batch_size, device=order.device)]
+            minibatch = tree_map(lambda x: x[rows], batch)
+            new, aux = self.algorithm.train_step(train, minibatch, rng.fold(rng.fold(key, LEARN), train.step))
+            return new, aux.metrics
+
+        before = tree["train"].step.clone()
+        new, metrics = over_seeds(one, len(self.seeds))(
+            tree["train"], scratch["batch"], scratch["order"], tree["keys"], scratch["offset"]
+        )
+        copy_into(tree["train"], new)
+        scratch["offset"].add_(self.batch_size)
+        self.note_metrics(tree, before, metrics)
+        return metrics  # type: ignore[no-any-return]
+
+    def learn(self) -> dict[str, Tensor]:
+        _, batch = self._prepare(self.tree)
+        if not self.scratch:
+            offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
+            order = torch.zeros((len(self.seeds), self.size), dtype=torch.int64, device=self.device)
+            self.scratch = {"batch": tree_map(torch.clone, batch), "order": order, "offset": offset}
+        copy_into(self.scratch["batch"], batch)
+        metrics: dict[str, Tensor] = {}
+        for _ in range(self.epochs):
+            with torch.no_grad():
+                self.scratch["order"].copy_(self.shuffle_fn(self.tree))
+                self.scratch["offset"].zero_()
+            for _ in range(self.minibatches):
+                metrics = self._minibatch(self.tree, self.scratch)
+        return metrics
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return self.epochs * self.minibatches
+
+
+def _like(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask [N] that broadcasts against [N, ...]."""
+    return mask.view(-1, *([1] * (x.ndim - 1)))
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    if isinstance(tree, dict):
+        return [array for value in tree.values() for array in _arrays(value)]
+    return [tree]

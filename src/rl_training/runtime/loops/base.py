@@ -1,0 +1,164 @@
+"""What every training loop is to the rest of the library: it advances, it counts, it can be saved and continued."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.envs.vector import EnvState, Episode, Restored, Step, VectorEnv
+from rl_training.errors import UserError
+from rl_training.ops.tree import tree_items
+from rl_training.runtime.executor import Executor
+from rl_training.runtime.learner import Learner
+
+WINDOW = 100  # finished episodes that rollout/ep_rew_mean is taken over, as in Stable-Baselines3
+
+
+class EpisodeWindow:
+    """The last finished episodes of each seed."""
+
+    def __init__(self, seeds: int, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.windows: list[deque[tuple[float, int]]] = [deque(maxlen=WINDOW) for _ in range(seeds)]
+        self.finished = [0] * seeds
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            seed = episode.index // self.num_envs
+            self.windows[seed].append((episode.ret, episode.length))
+            self.finished[seed] += 1
+
+    def metrics(self, seed: int) -> dict[str, float]:
+        window = self.windows[seed]
+        if not window:
+            return {}
+        returns, lengths = zip(*window)
+        return {
+            "rollout/ep_rew_mean": float(np.mean(returns)),
+            "rollout/ep_len_mean": float(np.mean(lengths)),
+            "rollout/episodes": self.finished[seed],
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"windows": [list(w) for w in self.windows], "finished": self.finished}
+
+    def load_json(self, data: dict[str, Any]) -> None:
+        self.windows = [deque(((float(r), int(n)) for r, n in w), maxlen=WINDOW) for w in data["windows"]]
+        self.finished = [int(n) for n in data["finished"]]
+
+
+class Loop(ABC):
+    """A resumable training loop over one learner and (usually) one vector environment."""
+
+    learner: Learner
+
+    def __init__(self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int) -> None:
+        self.algorithm, self.envs, self.seeds, self.total = algorithm, envs, tuple(seeds), total
+        self.num_envs = envs.num_envs // len(self.seeds)
+        self.episodes = EpisodeWindow(len(self.seeds), self.num_envs)
+        self.env_steps = 0  # of each seed
+        self.gradient_steps = 0  # of each seed
+        self.metrics: dict[str, Tensor] = {}  # of the last update, [S] each
+        self.should_stop: Callable[[], bool] = lambda: False
+        self.started = False
+
+    @abstractmethod
+    def advance(self, until: int) -> None:
+        """Train until `env_steps` reaches `until` (or a stop is asked for): returns at a point that can be saved."""
+
+    @staticmethod
+    @abstractmethod
+    def planned_updates(hyper: Any, total: int, num_envs: int) -> int:
+        """Gradient steps that a run of `total` steps takes: what `execution: auto` weighs."""
+
+    @classmethod
+    def check(cls, hyper: Any, num_envs: int) -> None:
+        """Raise UserError for settings that cannot work together."""
+
+    def finish(self) -> None:
+        """Use up what was collected, once the budget is spent."""
+
+    def start(self) -> None:
+        if not self.started:
+            self.learner.load_reset(self.envs.reset())
+            self.started = True
+
+    def step_envs(self, actions: np.ndarray, *, keep_invalid: bool = False) -> Step:
+        step = self.envs.step(actions)
+        self.learner.load_step(step, keep_invalid=keep_invalid)
+        if step.episodes:
+            self.episodes.add(step.episodes)
+        self.env_steps += self.num_envs if step.valid.all() else int(step.valid.sum()) // len(self.seeds)
+        return step
+
+    def bad_steps(self) -> list[int]:
+        """First non-finite update of each seed, -1 where there was none. Synchronises with the device."""
+        values: list[int] = self.learner.tree["bad_step"].tolist()
+        return values
+
+    def train_metrics(self, index: int) -> dict[str, float]:
+        """Metrics of the last update of one seed, as numbers. Synchronises with the device."""
+        return {f"train/{k}": float(v[index]) for k, v in self.metrics.items()}
+
+    # --- saving --------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything on the device, by checkpoint file and name."""
+        tree = self.learner.tree
+        columns = self.learner.store.columns
+        state = {k: v for k, v in tree.items() if k != "data"}
+        rest = {k: v for k, v in tree["data"].items() if k not in columns}
+        rows = {k: v for k, v in tree["data"].items() if k in columns}
+        env_state = self.envs.get_state()
+        self._env_meta = env_state.meta
+        return {
+            "state": {**dict(tree_items(state)), **dict(tree_items(self.learner.inputs, "inputs"))},
+            "replay": {**dict(tree_items(rows, "rows")), **dict(tree_items(rest, "index"))},
+            "envs": {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in env_state.arrays.items()},
+        }
+
+    def counters(self) -> dict[str, Any]:
+        """JSON part of the checkpoint. Call after `tensors`."""
+        return {
+            "env_steps": self.env_steps,
+            "gradient_steps": self.gradient_steps,
+            "started": self.started,
+            "episodes": self.episodes.to_json(),
+            "env_state": self._env_meta,
+        }
+
+    def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
+        tree = self.learner.tree
+        columns = self.learner.store.columns
+        _fill({k: v for k, v in tree.items() if k not in ("data", "horizon")}, tensors["state"], "")
+        _fill(self.learner.inputs, tensors["state"], "inputs")
+        _fill({k: v for k, v in tree["data"].items() if k in columns}, tensors["replay"], "rows")
+        _fill({k: v for k, v in tree["data"].items() if k not in columns}, tensors["replay"], "index")
+        self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
+        self.started = bool(counters["started"])
+        self.episodes.load_json(counters["episodes"])
+        if not self.started:
+            return "exact"
+        arrays = {k: v.numpy() for k, v in tensors["envs"].items()}
+        restored = self.envs.set_state(EnvState(counters["env_state"], arrays))
+        if restored == "restarted":
+            self.learner.load_reset(self.envs.current_obs())
+        return restored
+
+
+def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> None:
+    for name, leaf in tree_items(tree, prefix):
+        if name not in tensors or tensors[name].shape != leaf.shape:
+            found = tuple(tensors[name].shape) if name in tensors else "nothing"
+            raise UserError(f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}")
+        leaf.copy_(tensors[name])
+
+
+LoopFactory = Callable[[Algorithm[Any], VectorEnv, Sequence[int], int, Executor], Loop]

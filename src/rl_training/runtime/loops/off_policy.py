@@ -1,0 +1,74 @@
+"""Collect one step, learn from replay, repeat.
+
+In each turn the actions for the new observations are chosen first, then the updates are started, then the environments
+step: on a GPU the updates run while the environments do, and the order is the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.algorithms.hyper import OffPolicyHyper
+from rl_training.envs.vector import VectorEnv
+from rl_training.errors import UserError
+from rl_training.runtime.executor import Executor
+from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.loops.base import Loop
+
+
+class OffPolicyLoop(Loop):
+    def __init__(
+        self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
+    ) -> None:
+        super().__init__(algorithm, envs, seeds, total)
+        self.hp: OffPolicyHyper = algorithm.hp
+        self.learner: ReplayLearner = ReplayLearner(algorithm, seeds, self.num_envs, total, executor)
+        self.turns = 0  # steps of the vector environment
+        self.block = self.hp.updates_per_block(self.num_envs)
+        self.pending = False  # a transition is loaded but not yet stored
+
+    @staticmethod
+    def planned_updates(hyper: OffPolicyHyper, total: int, num_envs: int) -> int:
+        turns = max(0, total - hyper.learning_starts) // num_envs
+        return turns // hyper.train_freq * hyper.updates_per_block(num_envs)
+
+    @classmethod
+    def check(cls, hyper: OffPolicyHyper, num_envs: int) -> None:
+        if hyper.buffer_size < num_envs * hyper.n_step:
+            raise UserError(
+                f"buffer_size = {hyper.buffer_size} cannot hold {hyper.n_step} steps of {num_envs} environments"
+            )
+
+    def advance(self, until: int) -> None:
+        self.start()
+        learner = self.learner
+        while self.env_steps < until and not self.should_stop():
+            actions = learner.interact()  # stores the last transition
+            if self.env_steps < self.hp.learning_starts:
+                actions = learner.random_actions()
+            self._learn()
+            self.step_envs(actions)
+            self.turns += 1
+            self.pending = True
+
+    def _learn(self) -> None:
+        due = self.turns > 0 and self.turns % self.hp.train_freq == 0
+        if due and self.env_steps >= max(1, self.hp.learning_starts):
+            self.metrics = self.learner.update(self.block)
+            self.gradient_steps += self.block
+
+    def finish(self) -> None:
+        if self.pending:
+            self.learner.write()
+            self._learn()
+            self.learner.load_reset(self.envs.current_obs())
+            self.pending = False
+
+    def counters(self) -> dict[str, Any]:
+        return {**super().counters(), "turns": self.turns, "pending": self.pending}
+
+    def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
+        self.turns, self.pending = int(counters["turns"]), bool(counters["pending"])
+        return super().load(tensors, counters)

@@ -1,0 +1,93 @@
+"""Environments that break: recovered in time, or a named error; never a hang, never a broken step in the data."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import test_envs_helpers as helpers
+
+from rl_training.envs import EnvError, make_vector_env
+
+
+def run(env, bad_row: int, steps: int = 6) -> list:
+    """Action 1 triggers the fault at t = 3, in one row only."""
+    actions = np.zeros(env.num_envs, np.int64)
+    actions[bad_row] = 1
+    env.reset()
+    return [helpers.snapshot(env.step(actions)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("fault", ["raising", "dying", "hanging"])
+def test_a_broken_worker_is_replaced(fault):
+    # The time-out is short for the test, yet long enough for a busy machine's ordinary step.
+    env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)
+    rows = env._workers[-1].rows
+    started = time.monotonic()
+    steps = run(env, bad_row=3)
+    assert time.monotonic() - started < 60
+    before, broken, after = steps[1], steps[2], steps[3]
+    mine = np.zeros(4, bool)
+    mine[rows] = True
+    np.testing.assert_array_equal(broken[5]["x"], ~mine)  # valid
+    np.testing.assert_array_equal(broken[4]["x"], mine)  # truncated, so the running episode is cut here
+    assert not broken[3]["x"].any()  # terminated
+    assert broken[6] == []  # no episode is reported for it
+    assert (broken[2]["x"][mine] == 0).all()
+    np.testing.assert_array_equal(broken[1]["x"][mine], before[0]["x"][mine])
+    assert (broken[0]["x"][mine, 1] == 0).all()  # a new episode begins
+    assert (broken[0]["x"][mine, 0] != before[0]["x"][mine, 0]).all()
+    np.testing.assert_array_equal(after[1]["x"][:, 1], np.where(mine, 1, 4))  # and goes on; the others never noticed
+    assert after[5]["x"].all()
+    env.close()
+
+
+def test_repeated_failure_ends_in_a_named_error():
+    env = make_vector_env(helpers.always_raising, seeds=[0], num_envs=2, vectorization="async", timeout=20.0)
+    env.reset()
+    ones = np.ones(2, np.int64)
+    for _ in range(3):
+        assert not env.step(ones).valid.any()
+    with pytest.raises(EnvError, match=r"worker \d .*failed 4 times in a row; .*RuntimeError: the simulator broke"):
+        env.step(ones)
+    env.close()
+
+
+def test_worker_that_dies_between_steps_is_replaced_when_state_is_read():
+    env = make_vector_env(helpers.counting, seeds=[0], num_envs=2, vectorization="async", timeout=20.0)
+    env.reset()
+    env.step(np.zeros(2, np.int64))
+    env._workers[0].process.kill()
+    env._workers[0].process.join()
+    state = env.get_state()
+    assert len(state.meta["sub_envs"]) == 2
+    step = env.step(np.zeros(2, np.int64))
+    rows = env._workers[0].rows
+    assert not step.valid[rows].any()
+    assert step.truncated[rows].all()
+    assert env.step(np.zeros(2, np.int64)).valid.all()
+    env.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan_obs", "sub-environment 2 .*step 3.*observation holds NaN"),
+        ("inf_reward", "sub-environment 2 .*reward is inf"),
+        ("text_reward", "sub-environment 2 .*reward is not a number: 'one'"),
+        ("wrong_shape", r"sub-environment 2 .*observation has shape \(3,\), its space says \(2,\)"),
+    ],
+)
+def test_bad_data_names_the_environment_and_the_field(vectorization, fault, message):
+    env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=3, vectorization=vectorization)
+    with pytest.raises(EnvError, match=message):
+        run(env, bad_row=2)
+    env.close()
+
+
+def test_an_error_of_the_environment_itself_is_passed_on_by_sync():
+    env = make_vector_env(helpers.raising, seeds=[0], num_envs=1)
+    with pytest.raises(RuntimeError, match="the simulator broke"):
+        run(env, bad_row=0)
