@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -91,3 +95,53 @@ def test_an_error_of_the_environment_itself_is_passed_on_by_sync():
     env = make_vector_env(helpers.raising, seeds=[0], num_envs=1)
     with pytest.raises(RuntimeError, match="the simulator broke"):
         run(env, bad_row=0)
+
+
+SCRIPT = """
+import os, signal, sys
+from rl_training.envs import make_vector_env
+if __name__ == "__main__":
+    env = make_vector_env("CartPole-v1", seeds=[0], num_envs=2, vectorization="async")
+    env.reset()
+    print(*(w.process.pid for w in env._workers), flush=True)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # an orphan waiting to be reaped is gone for our purpose
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("how", ["exits", "killed"])
+def test_workers_go_with_the_learner(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script), how], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (0 if how == "exits" else -signal.SIGKILL), done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert pids
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_reset_comes_first(vectorization):
+    env = make_vector_env("CartPole-v1", seeds=[0], num_envs=1, vectorization=vectorization)
+    with pytest.raises(RuntimeError, match=r"reset\(\) must come before step"):
+        env.step(np.zeros(1))
+    with pytest.raises(RuntimeError, match=r"reset\(\) must come before get_state"):
+        env.get_state()
+    env.close()
+    env.close()

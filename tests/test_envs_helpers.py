@@ -54,11 +54,11 @@ class Clock(Counting):
 
 
 class Faulty(Counting):
-    """Breaks at step 3 of every episode of one sub-environment (told by its first episode), in the given way."""
+    """Breaks in the given way when action 1 is taken at step 3 of an episode, or always."""
 
-    def __init__(self, fault: str, flag: str | None = None, always: bool = False) -> None:
+    def __init__(self, fault: str, always: bool = False) -> None:
         super().__init__(mean=1e9)
-        self.fault, self.flag, self.always = fault, flag, always
+        self.fault, self.always = fault, always
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from test_envs_helpers import clock, random_actions, same, snapshot, walk
 
 import rl_training.envs.sync as sync
-from rl_training.envs import EnvState, make_vector_env
+from rl_training.envs import EnvState, NativeVectorEnv, make_vector_env
 from rl_training.errors import UserError
 
 
@@ -122,3 +123,39 @@ def test_state_of_another_size_is_refused():
     other = make_vector_env("CartPole-v1", seeds=[0], num_envs=3)
     with pytest.raises(UserError, match="has 2 sub-environments, this run has 3"):
         other.set_state(state.get_state())
+
+
+class Ticker(gym.vector.VectorEnv):
+    """A native vector env with NEXT_STEP autoreset and its own state: row i ends every i + 2 steps."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    num_envs = 3
+    single_observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = np.zeros(3, np.int64)
+        return self.t[:, None].astype(np.float32), {}
+
+    def step(self, actions):
+        limit = np.arange(3) + 2
+        self.t = np.where(self.t >= limit, 0, self.t + 1)
+        return self.t[:, None].astype(np.float32), (self.t > 0) * 1.0, self.t >= limit, np.zeros(3, bool), {}
+
+    def get_state(self):
+        return {"t": self.t}
+
+    def set_state(self, state):
+        self.t = state["t"]
+
+
+def test_native_env_with_its_own_state_continues_exactly():
+    env, fresh = NativeVectorEnv(Ticker()), NativeVectorEnv(Ticker())
+    env.reset()
+    zeros = np.zeros(3, np.int64)
+    for _ in range(3):
+        step = env.step(zeros)
+    assert step.valid.tolist() == [False, True, True]
+    assert fresh.set_state(through_a_file(env.get_state())) == "exact"
+    for _ in range(10):
+        assert same(snapshot(env.step(zeros)), snapshot(fresh.step(zeros)))

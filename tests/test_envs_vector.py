@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from test_envs_helpers import Counting, counting, random_actions, same, snapshot
 
 import rl_training.envs.making as making
-from rl_training.envs import NativeVectorEnv, make_env, make_vector_env
+from rl_training.envs import NativeVectorEnv, episode_seed, make_env, make_vector_env
 from rl_training.errors import UserError
 
 
@@ -112,6 +112,25 @@ def test_a_seed_in_a_study_sees_what_it_would_alone():
         a, b = study.step(actions), alone.step(actions[2:])
         np.testing.assert_array_equal(a.obs[2:], b.obs)
         np.testing.assert_array_equal(a.final_obs[2:], b.final_obs)
+
+
+def test_the_stream_is_that_of_plain_environments_reset_with_their_episode_seeds():
+    env = make_vector_env("CartPole-v1", seeds=[7], num_envs=2)
+    plain = [gym.make("CartPole-v1") for _ in range(2)]
+    numbers = [0, 0]
+    expected = np.stack([p.reset(seed=episode_seed(7, 0, n, 0))[0] for n, p in enumerate(plain)])
+    np.testing.assert_array_equal(env.reset(), expected)
+    for actions in random_actions(env.spec, 2, 300):
+        step = env.step(actions)
+        for n, p in enumerate(plain):
+            obs, reward, terminated, truncated, _ = p.step(actions[n])
+            np.testing.assert_array_equal(step.final_obs[n], obs)
+            assert (step.rewards[n], step.terminated[n], step.truncated[n]) == (reward, terminated, truncated)
+            if terminated or truncated:
+                numbers[n] += 1
+                obs, _ = p.reset(seed=episode_seed(7, 0, n, numbers[n]))
+            np.testing.assert_array_equal(step.obs[n], obs)
+    assert min(numbers) > 5
 
 
 def test_streams_and_episode_numbers_pick_the_episode():

@@ -1,0 +1,27 @@
+"""Bare algorithms by name: `from rl_training.algorithms import DQN`, then `DQN(q_network=...).update(batch)`.
+
+Also `train_<algo>(config)` for each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training.algorithms.base import Algorithm, Aux, TrainState, UpdateResult
+from rl_training.experiment import registry
+
+__all__ = ["Algorithm", "Aux", "TrainState", "UpdateResult"]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
+        from rl_training.experiment.trainer import train
+
+        return train
+    entry = registry.entry_of_class(name)
+    if entry is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return entry.load()
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(e.class_name for e in registry.entries().values())])

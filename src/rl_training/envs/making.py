@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -17,14 +18,20 @@ EnvSource = str | GymSpec | EnvMaker
 
 
 def find_spec(env_id: str) -> GymSpec:
-    """The registered spec of `env_id`, or a UserError that names the nearest id or the extra to install."""
+    """The registered spec of `env_id`, or a UserError that names the nearest id or the extra to install.
+
+    `module:Env-v0` imports the module: callers must pass only ids that the user typed, never one from a file.
+    """
+    module, _, name = env_id.rpartition(":")
     if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
         try:
             importlib.import_module("ale_py")  # registers its environments on import
         except ImportError:
             raise UserError(f"{env_id} needs the Atari extra: pip install rl-training[atari]") from None
     try:
-        return gym.spec(env_id)
+        if module:
+            importlib.import_module(module)
+        return gym.spec(name)
     except ModuleNotFoundError as error:
         raise UserError(f"Environment '{env_id}': module '{error.name}' cannot be imported.") from None
     except (gym.error.Error, ImportError) as error:
@@ -42,16 +49,23 @@ def make_env(source: EnvSource, env_kwargs: dict[str, Any] | None = None) -> gym
         if not isinstance(env, gym.Env):
             raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}.")
         return env
-    try:
+    with user_errors(source, kwargs):
         return gym.make(source, disable_env_checker=True, **kwargs)
+
+
+@contextmanager
+def user_errors(spec: GymSpec, env_kwargs: dict[str, Any]) -> Iterator[None]:
+    """What the user can fix about making this environment becomes a UserError."""
+    try:
+        yield
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise UserError(_missing(source, error)) from error
+        raise UserError(_missing(spec, error)) from error
     except gym.error.DeprecatedEnv as error:
-        raise UserError(f"Environment '{source.id}': {error}") from None
+        raise UserError(f"Environment '{spec.id}': {error}") from None
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise UserError(f"env_kwargs {sorted(kwargs)} do not fit {source.id}: {error}") from None
+        raise UserError(f"env_kwargs {sorted(env_kwargs)} do not fit {spec.id}: {error}") from None
 
 
 def env_name(source: EnvSource) -> str:

@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rl_training.envs.making import env_name, find_spec
+from rl_training.envs.making import env_name, find_spec, user_errors
 from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, ObservationShapeError, make_spec
-from rl_training.envs.sync import Buffers, copy_rows, named, select
+from rl_training.envs.sync import Buffers, copy_rows, describe, named, select
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.errors import UserError
 
@@ -154,7 +154,7 @@ class NativeVectorEnv(VectorEnv):
             named(obs)[k][offset + np.array(rows)] = a[rows]
 
     def _check(self, obs: Obs, rewards: Array | None = None) -> None:
-        fields = {"observation" if k == "obs" else f"observation {k}": a for k, a in named(obs).items()}
+        fields = describe(obs)
         if rewards is not None:
             fields["reward"] = rewards
         for name, a in fields.items():
@@ -207,7 +207,8 @@ def make_native(
                 f"{env_id} has no vectorised implementation of its own: use vectorization 'sync' or 'async'."
             )
         kwargs: dict[str, Any] = {"vectorization_mode": "vector_entry_point", **env_kwargs}
-        envs = [gym.make_vec(env_id, num_envs, **kwargs) for _ in seeds]
+        with user_errors(spec, env_kwargs):
+            envs = [gym.make_vec(spec, num_envs, **kwargs) for _ in seeds]
     else:
         envs = [env_id() for _ in seeds]
         if not isinstance(envs[0], gym.vector.VectorEnv) or envs[0].num_envs != num_envs:

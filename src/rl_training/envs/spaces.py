@@ -200,7 +200,7 @@ class ActionDecoder:
 
     def __init__(self, spec: ActionSpec, space: spaces.Space[Any]) -> None:
         self.spec = spec
-        self.dtype: Any = np.float32 if spec.kind == "box" else np.int64
+        self.dtype = np.dtype(np.float32 if spec.kind == "box" else np.int64)
         self.row_shape: tuple[int, ...] = () if spec.kind == "discrete" else (spec.dim,)
         if isinstance(space, spaces.Box):
             self._integer = np.issubdtype(space.dtype, np.integer)

@@ -6,7 +6,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +64,13 @@ def copy_rows(source: Obs, target: Obs, rows: Any) -> None:
         target[rows] = source[rows]
 
 
-def named(obs: Obs, name: str = "obs") -> dict[str, Array]:
-    return obs if isinstance(obs, dict) else {name: obs}
+def named(obs: Obs) -> dict[str, Array]:
+    return obs if isinstance(obs, dict) else {"obs": obs}
+
+
+def describe(obs: Obs) -> dict[str, Array]:
+    """As messages call them."""
+    return {f"observation {k}": a for k, a in obs.items()} if isinstance(obs, dict) else {"observation": obs}
 
 
 class SubEnvs:
@@ -96,9 +100,10 @@ class SubEnvs:
         self._own_state = has_state(env)
         self._log: deque[Array] = deque(maxlen=1 if self._own_state else MAX_RECORDED)
         # 0 * x summed is 0 exactly when all of x is finite: the cheapest test of a whole batch there is.
+        self._zeros = np.zeros(len(places), np.float32)
         self._checks = [
             [(k, a.reshape(-1), np.zeros(a.size, np.float32)) for k, a in fields.items() if a.dtype == np.float32]
-            for fields in (named(half.obs, "observation") for half in self.buffers.halves)
+            for fields in (describe(half.obs) for half in self.buffers.halves)
         ]
 
     def reset(self, parity: int) -> None:
@@ -129,24 +134,25 @@ class SubEnvs:
             raise
         rewards[:] = batch_rewards
         self._returns = [total + reward for total, reward in zip(self._returns, batch_rewards)]
-        if not isfinite(sum(batch_rewards)):
+        if rewards.dot(self._zeros) != 0.0:
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise self._fault(bad, f"reward is {batch_rewards[bad]}")
         self._check_finite(parity)
         terminated_out.fill(False)
         truncated_out.fill(False)
-        if ended:
-            for i, terminated, truncated in ended:
-                terminated_out[i], truncated_out[i] = terminated, truncated
-                copy_rows(obs_out, final_out, i)
-                self.buffers.ended_return[i] = self._returns[i]
-                self.buffers.ended_length[i] = self._now - self._starts[i]
-                self.buffers.episode[i] += 1
-                self._reset_one(i, parity)
-            self._check_finite(parity)
-            keep = self._now - min(self._starts)
-            while len(self._log) > keep:
-                self._log.popleft()
+        if not ended:
+            return []
+        for i, terminated, truncated in ended:
+            terminated_out[i], truncated_out[i] = terminated, truncated
+            copy_rows(obs_out, final_out, i)
+            self.buffers.ended_return[i] = self._returns[i]
+            self.buffers.ended_length[i] = self._now - self._starts[i]
+            self.buffers.episode[i] += 1
+            self._reset_one(i, parity)
+        self._check_finite(parity)
+        keep = self._now - min(self._starts)
+        while len(self._log) > keep:
+            self._log.popleft()
         return [i for i, _, _ in ended]
 
     def get_states(self, parity: int) -> list[SubState]:
@@ -283,6 +289,8 @@ class SyncVectorEnv(VectorEnv):
         return self.current_obs()
 
     def step(self, actions: Array) -> Step:
+        if not self._started:
+            raise RuntimeError(f"{self.spec.env_id}: reset() must come before step()")
         given = np.array(actions, dtype=self._dtype)
         if given.shape != self._shape:
             raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._shape}")
@@ -298,6 +306,8 @@ class SyncVectorEnv(VectorEnv):
         return self._buffers.halves[self._parity].obs
 
     def get_state(self) -> EnvState:
+        if not self._started:
+            raise RuntimeError(f"{self.spec.env_id}: reset() must come before get_state()")
         return pack(self._sub.get_states(self._parity))
 
     def set_state(self, state: EnvState) -> Restored:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,17 @@ class _Worker:
             self.conn.close()
 
 
+def _shut_down(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        if worker.conn is not None:
+            with contextlib.suppress(OSError):
+                worker.conn.send_bytes(CLOSE + b"\0")
+    for worker in workers:
+        if worker.process is not None:
+            worker.process.join(2)
+            worker.kill()
+
+
 class AsyncVectorEnv(VectorEnv):
     """Sub-environments spread over worker processes.
 
@@ -165,18 +177,22 @@ class AsyncVectorEnv(VectorEnv):
         self._buffers = Buffers.allocate(probe.encoder, m, arena)
         self._args = (source, env_kwargs)
         self._places, self._like, self._block = list(places), like, block
-        self._parity, self._started, self._closed = 0, False, False
+        self._parity, self._started = 0, False
         self._valid = np.ones(m, np.bool_)
         self._lost = np.zeros(m, np.bool_)  # rows whose episode was lost outside `step`: reported at the next one
         count = max(1, min(m, num_workers or os.cpu_count() or 1))
         cuts = [m * k // count for k in range(count + 1)]
         self._workers = [_Worker(k, range(cuts[k], cuts[k + 1])) for k in range(count)]
+        # Workers ignore SIGTERM, so they must be told to go before multiprocessing waits for them at exit.
+        self._finalize = Finalize(self, _shut_down, (self._workers,), exitpriority=100)
         for worker in self._workers:
             self._launch(worker)
         broken = self._collect(self._workers, START_TIMEOUT)
         if broken:
             self.close()
-            raise EnvError(f"{self.spec.env_id}: a worker process could not start: {next(iter(broken.values()))}")
+            reason = next(iter(broken.values()))
+            hint = "a script that uses worker processes must start under `if __name__ == '__main__':`"
+            raise EnvError(f"{self.spec.env_id}: a worker process could not start: {reason} ({hint})")
 
     def reset(self, *, episode: int | None = None) -> Obs:
         start_episodes(self._buffers.episode, episode, self._started)
@@ -187,6 +203,8 @@ class AsyncVectorEnv(VectorEnv):
         return self.current_obs()
 
     def step(self, actions: Array) -> Step:
+        if not self._started:
+            raise RuntimeError(f"{self.spec.env_id}: reset() must come before step()")
         given = np.asarray(actions)
         if given.shape != self._actions.shape:
             raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._actions.shape}")
@@ -200,9 +218,7 @@ class AsyncVectorEnv(VectorEnv):
             if worker.index not in broken:
                 worker.restarts = 0
         if broken or self._lost.any():
-            self._revive(broken)
-            for k in broken:
-                self._lost[self._workers[k].rows] = True
+            self._revive(broken)  # marks their rows as lost
             rows, self._lost = self._lost, np.zeros_like(self._lost)
             valid = ~rows
             rewards[rows] = 0.0
@@ -219,6 +235,8 @@ class AsyncVectorEnv(VectorEnv):
         return self._buffers.halves[self._parity].obs
 
     def get_state(self) -> EnvState:
+        if not self._started:
+            raise RuntimeError(f"{self.spec.env_id}: reset() must come before get_state()")
         self._revive(self._ask(GET, STATE_TIMEOUT), GET)
         return pack([state for worker in self._workers for state in worker.states])
 
@@ -233,15 +251,7 @@ class AsyncVectorEnv(VectorEnv):
         return "restarted" if restarted else "exact"
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for worker in self._workers:
-            with contextlib.suppress(OSError):
-                worker.conn.send_bytes(CLOSE + b"\0")
-        for worker in self._workers:
-            worker.process.join(2)
-            worker.kill()
+        self._finalize()  # once; later calls do nothing
 
     def _launch(self, worker: _Worker) -> None:
         places = self._places[worker.rows]

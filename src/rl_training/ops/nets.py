@@ -43,7 +43,7 @@ class Net:
         """Views of the flat vector under the module's parameter names."""
         parts = torch.split(flat, self._sizes, dim=-1)[::2]
         lead = flat.shape[:-1]
-        return {n: p.view(*lead, *shape) for n, p, shape in zip(self.names, parts, self.shapes)}
+        return {n: p.view((*lead, *shape)) for n, p, shape in zip(self.names, parts, self.shapes)}
 
     def write_to(self, module: nn.Module, flat: Tensor) -> None:
         """Put the flat vector's values into a module's parameters."""

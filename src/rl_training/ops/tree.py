@@ -17,7 +17,7 @@ def tree_map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
         return type(tree)((k, tree_map(fn, v, *(r[k] for r in rest))) for k, v in tree.items())
     if isinstance(tree, tuple):
         items = [tree_map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(tree)]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)  # type: ignore[return-value]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, list):
         return [tree_map(fn, v, *(r[i] for r in rest)) for i, v in enumerate(tree)]  # type: ignore[return-value]
     if tree is None:

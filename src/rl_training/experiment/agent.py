@@ -1,0 +1,208 @@
+"""A trained policy, loaded once: predict, evaluate, value. Also how algorithm and environment are built from a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+from rl_training.experiment import registry
+from rl_training.experiment.checkpoint import Checkpoint, load_checkpoint, resolve
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.stats import eval_summary
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map, tree_stack
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.executor import choose_device
+
+EnvSource = str | Callable[[], Any]
+
+
+def build_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) -> Algorithm[Any]:
+    cls = registry.entry(config.algo).load()
+    fields = config.algo_kwargs
+    num_envs = config.num_envs or cls.Hyper.num_envs
+    return cls(spec, seed=config.all_seeds[0], device=device, num_envs=num_envs, **fields)
+
+
+def safe_env_id(env_id: str) -> str:
+    """The id of an environment named by a file. A module part is never imported: it would run the file's choice of code."""
+    _, colon, name = env_id.rpartition(":")
+    if not colon:
+        return env_id
+    import gymnasium
+
+    if name not in gymnasium.registry:
+        raise UserError(
+            f"the checkpoint names the environment '{env_id}', and code named by a file is not imported;"
+            f" register {name} first, or pass the environment explicitly (--env or env_id=)"
+        )
+    return name
+
+
+class Agent:
+    """The policies of a checkpoint: one, or one for each seed of a study."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], train: TrainState, config: TrainConfig, *, seed: int | None = None,
+        env: EnvSource | None = None, path: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.algorithm, self.train, self.config, self.path = algorithm, train, config, path
+        self.seeds = config.all_seeds
+        if seed is not None and seed not in self.seeds:
+            raise UserError(f"seed {seed} is not in this checkpoint; it has {', '.join(map(str, self.seeds))}")
+        self.index = self.seeds.index(seed) if seed is not None else 0
+        self.state: TrainState = tree_map(lambda x: x[self.index], train)
+        self._env = env
+        self._encoder: Any = None
+        self._decoder: Any = None
+        self._calls = 0
+        self._key = rng.key_from_seed(self.seeds[self.index], 7).to(algorithm.device)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+    ) -> Agent:
+        checkpoint = load_checkpoint(resolve(path), stems=("state",))
+        return cls.from_checkpoint(checkpoint, seed=seed, device=device, env=env)
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+    ) -> Agent:
+        try:
+            config = TrainConfig(**checkpoint.meta["config"])
+            spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{checkpoint.path} is not a checkpoint of a training run: {error}") from None
+        algorithm = build_algorithm(config, spec, choose_device(device))
+        blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
+        tensors = checkpoint.tensors["state"]
+        return cls(algorithm, fill(blank, tensors, "train"), config, seed=seed, env=env, path=checkpoint.path)
+
+    # --- environment ---------------------------------------------------------------------------------------------
+
+    @property
+    def env(self) -> EnvSource:
+        return self._env if self._env is not None else safe_env_id(self.config.env_id)
+
+    def _spaces(self) -> tuple[Any, Any]:
+        """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
+        if self._encoder is None:
+            from rl_training.envs.making import make_env
+            from rl_training.envs.spaces import ActionDecoder, ObsEncoder
+
+            env = make_env(self.env, self.config.env_arguments("evaluation"))
+            self._encoder = ObsEncoder(env.observation_space)
+            self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
+            self._space = env.observation_space
+            env.close()
+        return self._encoder, self._decoder
+
+    def _encode(self, obs: Any) -> tuple[Any, bool]:
+        """(encoded batch on the device, was it a single observation)"""
+        encoder, _ = self._spaces()
+        single, value = classify(self._space, obs)
+        encoded = encoder.encode_batch(value)
+        batch = tree_map(lambda x: torch.as_tensor(x, device=self.algorithm.device), encoded)
+        return batch, single
+
+    # --- use -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """Action(s) for the environment: for one observation, or a batch of them."""
+        batch, single = self._encode(obs)
+        self._calls += 1
+        key = self._key if deterministic else rng.fold(self._key, self._calls)
+        rows = len(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
+        _, action, _ = self.algorithm.select_action(
+            self.state, self.algorithm.init_carry(rows), batch, key, explore=not deterministic
+        )
+        decoded = self._decoder.decode(action.cpu().numpy())
+        return decoded[0] if single else decoded
+
+    @torch.no_grad()
+    def value(self, obs: Any) -> Any:
+        """The critic's estimate of the return from obs under the policy: a float, or an array for a batch."""
+        batch, single = self._encode(obs)
+        return self._result(self.algorithm.value(self.state, batch), single)
+
+    @torch.no_grad()
+    def q_values(self, obs: Any) -> Any:
+        """One value per action (discrete value-based algorithms)."""
+        q_values = getattr(self.algorithm, "q_values", None)
+        if q_values is None or not self.algorithm.spec.action.discrete:
+            raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
+        batch, single = self._encode(obs)
+        values = q_values(self.state.params["q"], batch).cpu().numpy()
+        return values[0] if single else values
+
+    def _result(self, values: Tensor, single: bool) -> Any:
+        array = values.cpu().numpy()
+        return float(array[0]) if single else array
+
+    def evaluate(self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False) -> dict[str, Any]:
+        """Mean return and more over fresh episodes, by the deterministic policy (of every seed when asked)."""
+        train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
+        seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)
+        evaluator = Evaluator(
+            self.algorithm, self.env, [seed + s for s in seeds], num_episodes, self.config.env_arguments("evaluation")
+        )
+        try:
+            result = evaluator.run(train)
+        finally:
+            evaluator.close()
+        assert result is not None
+        summary: dict[str, Any] = eval_summary(list(seeds), result.returns, result.lengths)
+        return {**summary, "std_return": float(np.std(np.concatenate(result.returns)))}
+
+
+def fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
+    """A tree of the same form with the tensors saved under `prefix`."""
+    values = []
+    for name, leaf in tree_items(tree, prefix):
+        saved = tensors.get(name)
+        if saved is None or saved.shape != leaf.shape:
+            raise UserError(f"the checkpoint does not fit its own configuration: {name} is missing or has another shape")
+        values.append(saved.to(leaf.device, leaf.dtype))
+    flat = iter(values)
+    return tree_map(lambda _: next(flat), tree)
+
+
+def classify(space: Any, obs: Any) -> tuple[bool, Any]:
+    """(is it one observation?, the batch) for a value that should be one or several observations of a space."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        names: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        kind = dict if isinstance(space, spaces.Dict) else tuple | list
+        if not isinstance(obs, kind) or len(obs) != len(names):
+            raise UserError(f"the observation must have the parts {list(names)}, as {space}")
+        parts = {name: classify(space[name], obs[name]) for name in names}
+        if len({single for single, _ in parts.values()}) != 1:
+            raise UserError("some parts of the observation are single and some are batches")
+        single = next(iter(parts.values()))[0]
+        batch = {name: value for name, (_, value) in parts.items()}
+        return single, batch if isinstance(space, spaces.Dict) else tuple(batch.values())
+    shape = tuple(space.shape or ())
+    try:
+        array = np.asarray(obs, dtype=space.dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"the observation is not a regular array of numbers; the environment gives {space}") from None
+    if array.dtype == object or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        raise UserError("the observation holds NaN, infinity or something that is no number")
+    if array.shape == shape:
+        return True, array[None]
+    if array.ndim == len(shape) + 1 and array.shape[1:] == shape and len(array):
+        return False, array
+    raise UserError(
+        f"the observation has shape {array.shape}; this agent needs {shape}, or a batch {('N', *shape)}".replace("'", "")
+    )

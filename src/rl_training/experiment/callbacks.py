@@ -1,0 +1,41 @@
+"""Hooks into a run. Every method may be left empty; `trainer.request_stop(reason)` ends the run with a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.experiment.trainer import Trainer, TrainResult
+
+
+class Callback:
+    def on_train_start(self, trainer: Trainer) -> None: ...
+
+    def on_collect_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
+        """After each stretch of training; `result` has env_steps and gradient_steps."""
+
+    def on_update_end(self, trainer: Trainer, result: dict[str, float]) -> None:
+        """When metrics of the last update are logged (they are read from the device then, not after each update)."""
+
+    def on_eval_end(self, trainer: Trainer, metrics: dict[str, Any]) -> None: ...
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None: ...
+
+    def on_train_end(self, trainer: Trainer, result: TrainResult) -> None: ...
+
+
+class EarlyStopping(Callback):
+    """Stop when `patience` evaluations in a row were not better than the best one by `min_delta`."""
+
+    def __init__(self, patience: int = 5, min_delta: float = 0.0) -> None:
+        self.patience, self.min_delta = patience, min_delta
+        self.best, self.waited = float("-inf"), 0
+
+    def on_eval_end(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        if metrics["mean_return"] > self.best + self.min_delta:
+            self.best, self.waited = metrics["mean_return"], 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            trainer.request_stop(f"no evaluation better than {self.best:.1f} in {self.patience}")

@@ -1,0 +1,108 @@
+"""The one table of algorithms. It imports nothing heavy: `rl-training --help` and `list` must answer at once.
+
+Adding an algorithm is one line here. Other packages add theirs through the entry-point group `rl_training.algorithms`:
+each entry point is named after the algorithm and points to an `Entry`, or to a function that returns one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Algorithm
+
+DISCRETE = ("discrete",)
+BOX = ("box",)
+ANY = ("discrete", "multi_discrete", "multi_binary", "box")
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str  # as in configs and on the command line
+    class_name: str  # as in Python
+    target: str  # module:Class
+    family: str
+    loop: str
+    actions: tuple[str, ...]
+    summary: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # a variant is the same class with other defaults
+
+    def load(self) -> type[Algorithm[Any]]:
+        """The algorithm's class; a variant gets a subclass that differs in its defaults only."""
+        return _load(self.name)
+
+
+def _dqn(name: str, class_name: str, summary: str, **defaults: Any) -> Entry:
+    return Entry(
+        name, class_name, "rl_training.algorithms.dqn:DQN", "value-based", "off_policy", DISCRETE, summary, defaults
+    )
+
+
+_TABLE: tuple[Entry, ...] = (
+    _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
+    _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
+    _dqn("dueling_dqn", "DuelingDQN", "DQN with value and advantage streams (Wang et al. 2016)", dueling=True),
+    _dqn("noisy_dqn", "NoisyDQN", "DQN that explores by noisy weights (Fortunato et al. 2018)", noisy=True),
+    _dqn("prioritized_dqn", "PrioritizedDQN", "DQN with prioritised replay (Schaul et al. 2016)", prioritized=True),
+    _dqn("n_step_dqn", "NStepDQN", "DQN with 3-step returns", n_step=3),
+    Entry("ppo", "PPO", "rl_training.algorithms.ppo:PPO", "on-policy", "on_policy", ANY,
+          "Proximal policy optimisation (Schulman et al. 2017)"),
+    Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
+          "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def entries() -> dict[str, Entry]:
+    """Every algorithm by name: ours, then those of installed plug-ins (which cannot replace ours)."""
+    table = {entry.name: entry for entry in _TABLE}
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="rl_training.algorithms"):
+        if point.name in table:
+            raise UserError(f"the plug-in {point.value} wants the name '{point.name}', which is taken")
+        loaded = point.load()
+        table[point.name] = loaded if isinstance(loaded, Entry) else loaded()
+    return table
+
+
+def entry(name: str) -> Entry:
+    table = entries()
+    if name not in table:
+        raise UserError(f"unknown algorithm '{name}'.{did_you_mean(name, table)} `rl-training list` shows all of them")
+    return table[name]
+
+
+def entry_of_class(class_name: str) -> Entry | None:
+    return next((e for e in entries().values() if e.class_name == class_name), None)
+
+
+@lru_cache(maxsize=None)
+def _load(name: str) -> type[Algorithm[Any]]:
+    found = entry(name)
+    module, _, attribute = found.target.partition(":")
+    cls: type[Algorithm[Any]] = getattr(importlib.import_module(module), attribute)
+    if found.defaults or cls.name != name:
+        members = {"name": name, "defaults": dict(found.defaults), "__doc__": found.summary, "__module__": cls.__module__}
+        cls = type(found.class_name, (cls,), members)
+    return cls
+
+
+def presets(name: str | None = None) -> list[str]:
+    """Packaged presets, as `algo/env`."""
+    root = resources.files("rl_training") / "assets" / "configs"
+    found = [
+        f"{folder.name}/{file.name.removesuffix('.yaml')}"
+        for folder in root.iterdir()
+        if folder.is_dir() and name in (None, folder.name)
+        for file in folder.iterdir()
+        if file.name.endswith(".yaml")
+    ]
+    return sorted(found)

@@ -1,0 +1,383 @@
+"""One run, from a config to a result: run directory, logging, evaluation, checkpoints, signals, exact resume."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.envs.vector import VectorEnv, make_vector_env
+from rl_training.errors import NonFiniteError, UserError
+from rl_training.experiment import registry, run_dir as runs
+from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
+from rl_training.experiment.callbacks import Callback
+from rl_training.experiment.checkpoint import (
+    Checkpoint,
+    best_name,
+    clean_leftovers,
+    load_checkpoint,
+    prune,
+    resolve,
+    save_checkpoint,
+    step_name,
+)
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.metrics import MetricsLogger
+from rl_training.experiment.nan_dump import save_nan_dump
+from rl_training.experiment.progress import Progress
+from rl_training.experiment.stats import eval_summary
+from rl_training.ops.tree import tree_items
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.executor import Executor, choose_device, choose_mode
+from rl_training.runtime.loops import loop_class
+
+
+@dataclass
+class TrainResult:
+    """What `learn()` gives back."""
+
+    run_dir: Path
+    checkpoint_path: Path
+    final_eval: dict[str, Any]
+    best_eval: dict[str, Any] | None
+    metrics: dict[str, float]  # the last logged values
+    status: str  # completed, stopped (early), interrupted
+    summary: dict[str, Any] = field(default_factory=dict)
+    signal: int | None = None  # the signal that interrupted the run
+
+
+class Trainer:
+    """Drives a loop between events (log, evaluate, save); all of them at multiples of their interval."""
+
+    def __init__(
+        self, config: TrainConfig, *, env: EnvSource | None = None, callbacks: Sequence[Callback] = (),
+        progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.config = config = config.resolved()
+        self.callbacks, self.command, self.resumed = list(callbacks), command, checkpoint
+        self.seeds = config.all_seeds
+        self.env: EnvSource = env if env is not None else config.env_id
+        self.device = choose_device(config.device)
+        entry = registry.entry(config.algo)
+        hyper, loop_cls = config.hyper(), loop_class(entry.loop)
+        assert config.num_envs is not None
+        loop_cls.check(hyper, config.num_envs)
+        planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
+        self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds))
+        self.envs: VectorEnv = make_vector_env(
+            self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
+            env_kwargs=config.env_arguments("training"),
+        )  # fmt: skip
+        try:
+            self.algorithm = build_algorithm(config, self.envs.spec, self.device)
+            self.loop = loop_cls(  # type: ignore[call-arg]
+                self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
+            )
+            self.loop.should_stop = lambda: self._stop is not None
+            self.evaluator = Evaluator(
+                self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation")
+            )
+            self._stop: str | None = None
+            self._signal: int | None = None
+            self._best: dict[str, Any] | None = None
+            self._last_eval: dict[str, Any] | None = None
+            self._evaluated_at = -1
+            self._metrics: dict[str, float] = {}
+            self._elapsed = 0.0
+            self._show = progress
+            self.env_restored: str | None = None
+            if checkpoint is not None:
+                self._restore(checkpoint)
+            self.run_dir = self._open_run_dir()
+        except BaseException:
+            self.envs.close()
+            raise
+
+    # --- public to callbacks -------------------------------------------------------------------------------------
+
+    @property
+    def env_steps(self) -> int:
+        return self.loop.env_steps
+
+    def request_stop(self, reason: str) -> None:
+        """End the run cleanly, with a checkpoint, at the next safe point."""
+        self._stop = self._stop or reason
+
+    def agent(self, seed: int | None = None) -> Agent:
+        """The policy as it is now."""
+        return Agent(self.algorithm, self.loop.learner.train, self.config, seed=seed, env=self.env)
+
+    # --- resume ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def resume(
+        cls, path: str | Path, *, total_timesteps: int | None = None, env: EnvSource | None = None,
+        callbacks: Sequence[Callback] = (), progress: bool = True, command: Sequence[str] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> Trainer:  # fmt: skip
+        """A trainer that continues from a checkpoint as if it had never stopped."""
+        found = resolve(path, warn=warn) if warn else resolve(path)
+        checkpoint = load_checkpoint(found)
+        if checkpoint.meta.get("kind") != "full":
+            raise UserError(
+                f"{found} holds a policy only (it was the best evaluation); resume from the run directory instead"
+            )
+        config = TrainConfig(**checkpoint.meta["config"])
+        if total_timesteps is not None:
+            config = config.model_copy(update={"total_timesteps": total_timesteps})
+        if config.total_timesteps <= checkpoint.meta["counters"]["env_steps"]:
+            raise UserError(
+                f"this run already took {checkpoint.meta['counters']['env_steps']:,} of {config.total_timesteps:,} steps;"
+                " give a larger --total-timesteps to go on"
+            )
+        if env is None:
+            env = safe_env_id(config.env_id)
+        return cls(config, env=env, callbacks=callbacks, progress=progress, checkpoint=checkpoint, command=command)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        meta = checkpoint.meta
+        self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
+        self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
+        self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
+
+    def _open_run_dir(self) -> Path:
+        if self.resumed is not None:
+            path = self.resumed.path.parent.parent
+            runs.update_status(path, "running")
+        else:
+            path = runs.create_run_dir(self.config.output_dir, self.config.algo, self.config.env_id, self.seeds)
+            runs.write_metadata(path, device=str(self.device), command=self.command)
+        runs.write_config(path, self._saved_config())
+        clean_leftovers(path)
+        return path
+
+    def _saved_config(self) -> dict[str, Any]:
+        """The resolved config, with the execution mode that was chosen: resuming must run the same arithmetic."""
+        return {**self.config.to_dict(), "execution": self.choice.mode}
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainResult:
+        config, position = self.config, self.resumed.meta["metrics_position"] if self.resumed else None
+        title = f"{config.algo} on {config.env_id}" + (f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
+        self._started = time.monotonic()
+        self._steps_at_start = self.loop.env_steps
+        try:
+            with (
+                self._signals(),
+                Progress(config.total_timesteps, self._show, title) as self.progress,
+                MetricsLogger(self.run_dir, resume_position=position) as self.logger,
+            ):
+                self._announce()
+                self._call("on_train_start")
+                self._train()
+                result = self._finish()
+                self._call("on_train_end", result)
+            return result
+        except NonFiniteError:
+            runs.update_status(self.run_dir, "failed", reason="non-finite values")
+            raise
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                runs.update_status(self.run_dir, "failed", reason=f"{type(error).__name__}: {error}"[:500])
+            raise
+        finally:
+            self.envs.close()
+            self.evaluator.close()
+
+    def _announce(self) -> None:
+        mode, reason = self.choice
+        self.progress.message(f"run directory: {self.run_dir}")
+        self.progress.message(f"execution: {mode} on {self.device} ({reason})")
+        if self.resumed is not None:
+            state = "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
+            self.progress.message(f"resumed at step {self.loop.env_steps:,}, environments continue {state}")
+        if mode != "eager":
+            self.progress.update(self.loop.env_steps, text="compiling (cached for the next run) ...")
+
+    def _train(self) -> None:
+        config, loop = self.config, self.loop
+        intervals = {"log": config.log_interval, "eval": config.eval_interval, "save": config.checkpoint_interval or 0}
+        total = config.total_timesteps // loop.num_envs * loop.num_envs or loop.num_envs
+        while loop.env_steps < total and self._stop is None:
+            before = loop.env_steps
+            due = {name: (before // n + 1) * n for name, n in intervals.items() if n}
+            loop.advance(min(total, self._soon(before), *due.values()))
+            self.progress.update(loop.env_steps, *self._score())
+            if self.callbacks:
+                self._call("on_collect_end", {"env_steps": loop.env_steps, "gradient_steps": loop.gradient_steps})
+            if self._signal is not None:
+                break
+            if loop.env_steps >= total:
+                loop.finish()
+            if loop.env_steps >= due["log"] or loop.env_steps >= total:
+                self._log()
+            if "eval" in due and loop.env_steps >= due["eval"]:
+                self._evaluate()
+            if "save" in due and loop.env_steps >= due["save"] and loop.env_steps < total:
+                self._save()
+
+    def _soon(self, step: int) -> int:
+        """Where to return to look at progress and signals: about every half second, by the speed so far."""
+        speed = (step - self._steps_at_start) / max(time.monotonic() - self._started, 1e-3)
+        return step + max(1, int(speed / 2), self.loop.num_envs)
+
+    def _finish(self) -> TrainResult:
+        interrupted = self._signal is not None
+        if not interrupted and self._evaluated_at != self.loop.env_steps:
+            self._evaluate()
+        interrupted = self._signal is not None
+        status = "interrupted" if interrupted else "stopped" if self._stop else "completed"
+        path = self._save()
+        summary = self._summary(status, path)
+        runs.write_summary(self.run_dir, summary)
+        runs.update_status(self.run_dir, status, reason=self._stop)
+        if self._stop:
+            self.progress.message(f"{status}: {self._stop}")
+        return TrainResult(
+            run_dir=self.run_dir, checkpoint_path=path, final_eval=self._last_eval or {}, best_eval=self._best,
+            metrics=dict(self._metrics), status=status, summary=summary, signal=self._signal,
+        )  # fmt: skip
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _score(self) -> tuple[float | None, tuple[float, float] | None]:
+        """Mean recent episode return over the seeds, with its spread: what the progress display shows."""
+        scores = [m["rollout/ep_rew_mean"] for i in range(len(self.seeds)) if (m := self.loop.episodes.metrics(i))]
+        if not scores:
+            return None, None
+        return sum(scores) / len(scores), (min(scores), max(scores)) if len(scores) > 1 else None
+
+    def _log(self) -> None:
+        self._check_finite()
+        elapsed = self._elapsed + time.monotonic() - self._started
+        for i, seed in enumerate(self.seeds):
+            values = {**self.loop.episodes.metrics(i), **self.loop.train_metrics(i)}
+            values["train/gradient_steps"] = float(self.loop.gradient_steps)
+            values["train/progress"] = self.loop.env_steps / self.config.total_timesteps
+            values["time/fps"] = self.loop.env_steps / max(elapsed, 1e-9)
+            self.logger.log(self.loop.env_steps, values, seed if len(self.seeds) > 1 else None)
+            self._metrics = values
+        self._call("on_update_end", self._metrics)
+
+    def _check_finite(self) -> None:
+        for i, step in enumerate(self.loop.bad_steps()):
+            if step >= 0:
+                path = save_nan_dump(self.run_dir, self.loop, i, step)
+                raise NonFiniteError(
+                    f"update {step} of seed {self.seeds[i]} gave NaN or infinity; the batch is in {path},"
+                    " the last good checkpoint is untouched (a smaller learning_rate or max_grad_norm often helps)"
+                )
+
+    def _evaluate(self) -> None:
+        self.progress.update(self.loop.env_steps, text="evaluating ...")
+        result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
+        if result is None:
+            return
+        summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths)
+        step = self.loop.env_steps
+        for i, seed in enumerate(self.seeds):
+            row = summary["per_seed"][i]
+            values = {
+                "eval/mean_reward": row["mean_return"], "eval/std_reward": row["std_return"],
+                "eval/mean_ep_length": row["mean_length"],
+            }  # fmt: skip
+            self.logger.log(step, values, seed if len(self.seeds) > 1 else None)
+        if len(self.seeds) > 1:
+            lo, hi = summary["ci95"]
+            values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
+            self.logger.log(step, {**values, "eval/ci95_low": lo, "eval/ci95_high": hi})
+        self._last_eval, self._evaluated_at = {**summary, "step": step}, step
+        self.progress.message(f"step {step:,}: mean return {summary['mean_return']:.1f} over {summary['episodes']} episodes")
+        if self._best is None or summary["mean_return"] > self._best["mean_return"]:
+            self._check_finite()
+            self._best = self._last_eval
+            train = dict(tree_items(self.loop.learner.train, "train"))
+            save_checkpoint(self.checkpoints, best_name(step), tensors={"state": train}, meta=self._meta("policy", {}))
+            prune(self.checkpoints, self.config.keep_checkpoints)
+        goal = self.config.stop_at_return
+        if goal is not None and summary["mean_return"] >= goal:
+            self.request_stop(f"an evaluation reached {summary['mean_return']:.1f} (stop_at_return {goal:g})")
+        self._call("on_eval_end", summary)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    def _meta(self, kind: str, counters: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "config": self._saved_config(),
+            "env_spec": self.algorithm.spec.to_json(),
+            "counters": counters,
+            "env_state": "exact" if self.env_restored != "restarted" else "restarted",
+            "best_eval": self._best,
+            "last_eval": self._last_eval,
+            "evaluated_at": self._evaluated_at,
+            "metrics_position": self.logger.position,
+            "elapsed_s": self._elapsed + time.monotonic() - self._started,
+        }
+
+    def _save(self) -> Path:
+        self._check_finite()
+        self.progress.update(self.loop.env_steps, text="saving ...")
+        tensors = self.loop.tensors()
+        meta = self._meta("full", self.loop.counters())
+        path = save_checkpoint(self.checkpoints, step_name(self.loop.env_steps), tensors=tensors, meta=meta)
+        prune(self.checkpoints, self.config.keep_checkpoints)
+        runs.write_summary(self.run_dir, self._summary("running", path))
+        self._call("on_checkpoint", path)
+        return path
+
+    def _summary(self, status: str, path: Path) -> dict[str, Any]:
+        elapsed = self._elapsed + time.monotonic() - self._started
+        return {
+            "algo": self.config.algo,
+            "env_id": self.config.env_id,
+            "seeds": list(self.seeds),
+            "status": status,
+            "env_steps": self.loop.env_steps,
+            "gradient_steps": self.loop.gradient_steps,
+            "wall_time_s": round(elapsed, 3),
+            "steps_per_second": round(self.loop.env_steps / max(elapsed, 1e-9), 1),
+            "device": str(self.device),
+            "execution": self.choice.mode,
+            "final_eval": self._last_eval,
+            "best_eval": self._best,
+            "checkpoint": f"checkpoints/{path.name}",
+        }
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *arguments)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a stop; the run then saves and ends. Only the main thread can be told."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handler(number: int, _frame: Any) -> None:
+            self._signal = number
+            self._stop = f"{signal.Signals(number).name} received"
+
+        old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, previous in old.items():
+                signal.signal(number, previous)
+
+
+def train(config: TrainConfig, **options: Any) -> TrainResult:
+    """Run a config from start to end."""
+    torch.set_float32_matmul_precision("high")
+    return Trainer(config, **options).run()
