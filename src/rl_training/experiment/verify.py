@@ -1,0 +1,140 @@
+"""The verification ledger: what every algorithm is held to, and the run that measures it.
+
+`assets/ledger.yaml` names preset, budget, seeds and the published bar; `rl-training verify` trains the study and writes
+`results/<algo>__<env>.json`. Results are committed, so anyone can read them and anyone can run them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.experiment.atomic import atomic_write_json
+from rl_training.experiment.config import TrainConfig, make_config
+from rl_training.experiment.run_dir import library_versions
+
+RESULTS = Path("results")
+
+
+class LedgerEntry(BaseModel):
+    """One line of the ledger."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algo: str
+    preset: str
+    env_id: str
+    total_timesteps: int
+    threshold: float
+    statistic: str = "mean_return"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    eval_episodes: int = 20
+    source: str  # where the bar comes from
+
+    @property
+    def name(self) -> str:
+        return f"{self.algo}__{self.env_id.replace('/', '-')}"
+
+
+def ledger() -> list[LedgerEntry]:
+    text = (resources.files("rl_training") / "assets" / "ledger.yaml").read_text()
+    return [LedgerEntry(**row) for row in yaml.safe_load(text)]
+
+
+def find(algo: str, env: str | None = None) -> list[LedgerEntry]:
+    """Ledger entries of an algorithm, optionally of one environment."""
+    rows = ledger()
+    mine = [row for row in rows if row.algo == algo]
+    if not mine:
+        known = sorted({row.algo for row in rows})
+        raise UserError(f"the ledger has no entry for '{algo}'.{did_you_mean(algo, known)} Entries: {', '.join(known)}")
+    chosen = [row for row in mine if env in (None, row.env_id)]
+    if not chosen:
+        raise UserError(f"the ledger has no entry for {algo} on {env}; it has {', '.join(r.env_id for r in mine)}")
+    return chosen
+
+
+def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes: Any) -> TrainConfig:
+    chosen = tuple(seeds) if seeds else entry.seeds
+    return make_config(
+        entry.preset, seeds=chosen, total_timesteps=entry.total_timesteps, eval_episodes=entry.eval_episodes, **changes
+    )
+
+
+def run_entry(
+    entry: LedgerEntry, *, seeds: Sequence[int] | None = None, output: Path = RESULTS, progress: bool = True,
+    **changes: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Train the study, compare the final evaluation with the bar, write and return the result."""
+    from rl_training.experiment.metrics import read_metrics
+    from rl_training.experiment.trainer import Trainer
+
+    config = config_of(entry, seeds, **changes)
+    interval = config.eval_interval or max(1, entry.total_timesteps // 10)
+    config = config.model_copy(update={"eval_interval": interval})
+    trained = Trainer(config, progress=progress).run()
+    final = trained.final_eval
+    score = float(final[entry.statistic])
+    curve: dict[str, list[Any]] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
+    for row in read_metrics(trained.run_dir):
+        single = len(config.all_seeds) == 1
+        if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
+            curve["step"].append(row["step"])
+            curve["mean_return"].append(row["eval/mean_reward"])
+            curve["ci95_low"].append(row.get("eval/ci95_low"))
+            curve["ci95_high"].append(row.get("eval/ci95_high"))
+    result = {
+        "algo": entry.algo,
+        "env_id": entry.env_id,
+        "preset": entry.preset,
+        "total_timesteps": entry.total_timesteps,
+        "completed": trained.status == "completed",
+        "seeds": list(config.all_seeds),
+        "threshold": entry.threshold,
+        "source": entry.source,
+        "statistic": entry.statistic,
+        "score": score,
+        "passed": trained.status == "completed" and score >= entry.threshold,
+        "final_eval": final,
+        "curve": curve,
+        "env_steps": trained.summary["env_steps"],
+        "wall_time_s": trained.summary["wall_time_s"],
+        "device": trained.summary["device"].split(":")[0],
+        "execution": trained.summary["execution"],
+        "versions": library_versions(),
+        "config": config.resolved().to_dict(),
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    atomic_write_json(output / f"{entry.name}.json", result)
+    return result
+
+
+def verify(
+    algo: str, env: str | None = None, seeds: Sequence[int] | None = None, output: Path | None = None,
+    progress: bool = True, **changes: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run every ledger entry of an algorithm: {"algo", "passed", "results": [...]}"""
+    rows = [
+        run_entry(entry, seeds=seeds, output=output or RESULTS, progress=progress, **changes)
+        for entry in find(algo, env)
+    ]
+    return {"algo": algo, "passed": all(row["passed"] for row in rows), "results": rows}
+
+
+def results(directory: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+    """Committed results by algorithm; empty where there are none (an installed package carries none)."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(directory.glob("*__*.json")):
+        try:
+            row = json.loads(path.read_text())
+            found.setdefault(row["algo"], []).append(row)
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
