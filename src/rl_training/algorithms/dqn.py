@@ -80,8 +80,8 @@ class DQN(Algorithm[DQNHyper]):
     def setup(self) -> None:
         hp = self.hp
         self.adam = self.optimizer()
-        per_step = hp.updates_per_block(1) / hp.train_freq
-        block = hp.updates_per_block(1)
+        block = hp.updates_per_block(self.num_envs)
+        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
         self.target_every = max(1, block, round(hp.target_update_interval * per_step))
 
     # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------

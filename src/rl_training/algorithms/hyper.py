@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rl_training.errors import UserError, did_you_mean
+from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.ops.schedules import Fraction, Positive, Schedule
 
 
@@ -29,7 +29,7 @@ class Hyper(BaseModel):
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "relu"
     """Non-linearity of the hidden layers."""
@@ -106,14 +106,6 @@ def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
         return model(**values)
     except ValidationError as error:
         raise UserError(f"{owner}: {explain(error)}") from None
-
-
-def explain(error: ValidationError) -> str:
-    """The first problem that pydantic found, as a sentence with key, value and what is allowed."""
-    problem = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in problem["loc"]) or "value"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{key} = {problem['input']!r}: {message}"
 
 
 __all__ = [

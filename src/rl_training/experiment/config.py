@@ -10,7 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rl_training.errors import UserError, did_you_mean
+from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.experiment import registry
 
 ENV_PARTS = ("training", "evaluation")
@@ -25,7 +25,7 @@ class TrainConfig(BaseModel):
     """Algorithm, as in `rl-training list`."""
     env_id: str
     """Environment registered with Gymnasium."""
-    total_timesteps: int = Field(ge=1)
+    total_timesteps: int = Field(ge=1, le=2**53)
     """Environment steps of each seed (offline algorithms: gradient steps)."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of a single agent."""
@@ -60,7 +60,7 @@ class TrainConfig(BaseModel):
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """The algorithm's own settings (`rl-training config` shows all of them)."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -126,8 +126,6 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
             return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
         if problem["type"] == "missing":
             return f"the configuration needs '{problem['loc'][0]}'"
-    from rl_training.algorithms.hyper import explain
-
     return explain(error)
 
 

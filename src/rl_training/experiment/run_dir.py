@@ -94,6 +94,14 @@ def update_status(run_dir: Path, status: str, **extra: Any) -> None:
     atomic_write_json(path, metadata)
 
 
+def read_status(run_dir: Path) -> str | None:
+    """The status that `update_status` left, or None when it cannot be read."""
+    try:
+        return str(json.loads((run_dir / "metadata.json").read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
     """Save the fully resolved configuration; the file can be passed to `--config`."""
     import yaml

@@ -89,6 +89,7 @@ class Trainer:
             self._best: dict[str, Any] | None = None
             self._last_eval: dict[str, Any] | None = None
             self._evaluated_at = -1
+            self._owed: list[str] = []  # events that are due at this step but not yet done, in order
             self._metrics: dict[str, float] = {}
             self._elapsed = 0.0
             self._show = progress
@@ -132,7 +133,8 @@ class Trainer:
         config = TrainConfig(**checkpoint.meta["config"])
         if total_timesteps is not None:
             config = config.model_copy(update={"total_timesteps": total_timesteps})
-        if config.total_timesteps <= checkpoint.meta["counters"]["env_steps"]:
+        done = config.total_timesteps <= checkpoint.meta["counters"]["env_steps"]
+        if done and runs.read_status(found.parent.parent) in ("completed", "stopped"):
             raise UserError(
                 f"this run already took {checkpoint.meta['counters']['env_steps']:,} of {config.total_timesteps:,} steps;"
                 " give a larger --total-timesteps to go on"
@@ -146,6 +148,7 @@ class Trainer:
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
         self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
+        self._owed = list(meta["owed"])
 
     def _open_run_dir(self) -> Path:
         if self.resumed is not None:
@@ -165,13 +168,17 @@ class Trainer:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
+        with self._signals():  # until the environments are closed
+            return self._run()
+
+    def _run(self) -> TrainResult:
         config, position = self.config, self.resumed.meta["metrics_position"] if self.resumed else None
         title = f"{config.algo} on {config.env_id}" + (f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else "")
         self._started = time.monotonic()
         self._steps_at_start = self.loop.env_steps
+        torch.set_float32_matmul_precision("high")  # here, so that a resumed run computes with the same precision
         try:
             with (
-                self._signals(),
                 Progress(config.total_timesteps, self._show, title) as self.progress,
                 MetricsLogger(self.run_dir, resume_position=position) as self.logger,
             ):
@@ -206,23 +213,32 @@ class Trainer:
         config, loop = self.config, self.loop
         intervals = {"log": config.log_interval, "eval": config.eval_interval, "save": config.checkpoint_interval or 0}
         total = config.total_timesteps // loop.num_envs * loop.num_envs or loop.num_envs
+        self._do_owed()  # what an interruption left undone
         while loop.env_steps < total and self._stop is None:
             before = loop.env_steps
             due = {name: (before // n + 1) * n for name, n in intervals.items() if n}
             loop.advance(min(total, self._soon(before), *due.values()))
+            if loop.env_steps >= total:
+                loop.finish()
+                due["log"] = total
+                due.pop("save", None)  # the last checkpoint follows the last evaluation
+            self._owed = [name for name, step in due.items() if loop.env_steps >= step]
             self.progress.update(loop.env_steps, *self._score())
             if self.callbacks:
                 self._call("on_collect_end", {"env_steps": loop.env_steps, "gradient_steps": loop.gradient_steps})
-            if self._signal is not None:
-                break
-            if loop.env_steps >= total:
-                loop.finish()
-            if loop.env_steps >= due["log"] or loop.env_steps >= total:
-                self._log()
-            if "eval" in due and loop.env_steps >= due["eval"]:
-                self._evaluate()
-            if "save" in due and loop.env_steps >= due["save"] and loop.env_steps < total:
+            self._do_owed()
+
+    def _do_owed(self) -> None:
+        """Log, evaluate, save, as due. A signal leaves the rest for the resumed run, so that no event is ever lost."""
+        while self._owed and self._signal is None:
+            if self._owed[0] == "save":
+                self._owed.pop(0)  # before: the checkpoint must not owe itself
                 self._save()
+            elif self._owed[0] == "log":
+                self._log()
+                self._owed.pop(0)
+            elif self._evaluate():
+                self._owed.pop(0)
 
     def _soon(self, step: int) -> int:
         """Where to return to look at progress and signals: about every half second, by the speed so far."""
@@ -231,11 +247,14 @@ class Trainer:
 
     def _finish(self) -> TrainResult:
         interrupted = self._signal is not None
+        path: Path | None = None
         if not interrupted and self._evaluated_at != self.loop.env_steps:
+            if self._stop:  # saved first: a run that goes on from here must not hold this extra evaluation
+                path = self._save()
             self._evaluate()
         interrupted = self._signal is not None
         status = "interrupted" if interrupted else "stopped" if self._stop else "completed"
-        path = self._save()
+        path = path or self._save()
         summary = self._summary(status, path)
         runs.write_summary(self.run_dir, summary)
         runs.update_status(self.run_dir, status, reason=self._stop)
@@ -268,7 +287,12 @@ class Trainer:
         self._call("on_update_end", self._metrics)
 
     def _check_finite(self) -> None:
-        for i, step in enumerate(self.loop.bad_steps()):
+        steps = self.loop.bad_steps()
+        finite = [torch.isfinite(flat).all(-1) for flat in self.loop.learner.train.params.values()]  # [S] each
+        for i, sound in enumerate(torch.stack(finite).all(0).tolist()):
+            step = steps[i]
+            if step < 0 and not sound:  # the last update broke the parameters; its own metrics were still finite
+                step = max(0, self.loop.gradient_steps - 1)
             if step >= 0:
                 path = save_nan_dump(self.run_dir, self.loop, i, step)
                 raise NonFiniteError(
@@ -276,11 +300,12 @@ class Trainer:
                     " the last good checkpoint is untouched (a smaller learning_rate or max_grad_norm often helps)"
                 )
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluate every seed; False when a signal broke it off."""
         self.progress.update(self.loop.env_steps, text="evaluating ...")
         result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
         if result is None:
-            return
+            return False
         summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths)
         step = self.loop.env_steps
         for i, seed in enumerate(self.seeds):
@@ -306,6 +331,7 @@ class Trainer:
         if goal is not None and summary["mean_return"] >= goal:
             self.request_stop(f"an evaluation reached {summary['mean_return']:.1f} (stop_at_return {goal:g})")
         self._call("on_eval_end", summary)
+        return True
 
     @property
     def checkpoints(self) -> Path:
@@ -321,6 +347,7 @@ class Trainer:
             "best_eval": self._best,
             "last_eval": self._last_eval,
             "evaluated_at": self._evaluated_at,
+            "owed": [name for name in self._owed if name != "save"],
             "metrics_position": self.logger.position,
             "elapsed_s": self._elapsed + time.monotonic() - self._started,
         }
@@ -379,5 +406,4 @@ class Trainer:
 
 def train(config: TrainConfig, **options: Any) -> TrainResult:
     """Run a config from start to end."""
-    torch.set_float32_matmul_precision("high")
     return Trainer(config, **options).run()

@@ -95,7 +95,7 @@ class Loop(ABC):
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
-        self.env_steps += self.num_envs if step.valid.all() else int(step.valid.sum()) // len(self.seeds)
+        self.env_steps += int(np.count_nonzero(step.valid)) // len(self.seeds)
         return step
 
     def bad_steps(self) -> list[int]:
@@ -132,6 +132,7 @@ class Loop(ABC):
             "started": self.started,
             "episodes": self.episodes.to_json(),
             "env_state": self._env_meta,
+            "metrics": {k: v.tolist() for k, v in self.metrics.items()},
         }
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
@@ -143,6 +144,8 @@ class Loop(ABC):
         _fill({k: v for k, v in tree["data"].items() if k not in columns}, tensors["replay"], "index")
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         self.started = bool(counters["started"])
+        device = self.learner.device
+        self.metrics = {k: torch.tensor(v, device=device) for k, v in counters["metrics"].items()}
         self.episodes.load_json(counters["episodes"])
         if not self.started:
             return "exact"

@@ -39,7 +39,7 @@ class OnPolicyLoop(Loop):
     def advance(self, until: int) -> None:
         self.start()
         while self.env_steps < until and not self.should_stop():
-            steps = min(self.hp.n_steps, -(-(self.total - self.env_steps) // self.num_envs))
+            steps = min(self.hp.n_steps, (self.total - self.env_steps) // self.num_envs)
             self._collect(max(1, steps))
             if steps == self.hp.n_steps:
                 self.metrics = self.learner.learn()

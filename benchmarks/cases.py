@@ -1,0 +1,80 @@
+"""What is measured: the same environment, networks, batch and update ratio for every library. Standard library only,
+because the workers of other interpreters import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training set-up, in Stable-Baselines3's names; `linear` values fall from the first number to the second."""
+
+    algo: str
+    env_id: str
+    num_envs: int
+    hidden_sizes: tuple[int, ...]
+    kwargs: dict[str, Any]
+    linear: dict[str, tuple[float, float]] = field(default_factory=dict)
+    warmup: int = 1_000  # environment steps before the clock starts
+    total: int = 1_000_000_000  # budget that schedules refer to
+    eval_interval: int = 0  # environment steps between evaluations, when the question is time to a score
+
+
+_DQN = {
+    "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 200, "train_freq": 1,
+    "gradient_steps": 1, "target_update_interval": 500, "gamma": 0.99, "max_grad_norm": 10.0,
+    "exploration_final_eps": 0.05,
+}  # fmt: skip
+_PPO = {
+    "learning_rate": 3e-4, "n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
+    "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5,
+}  # fmt: skip
+_SAC = {
+    "learning_rate": 3e-4, "batch_size": 256, "buffer_size": 1_000_000, "learning_starts": 200, "train_freq": 1,
+    "gradient_steps": 1, "gamma": 0.99, "tau": 0.005,
+}  # fmt: skip
+
+THROUGHPUT = {
+    "dqn": Case("dqn", "CartPole-v1", 1, (64, 64), _DQN),
+    "ppo": Case("ppo", "CartPole-v1", 8, (64, 64), _PPO, warmup=4_096),
+    "sac": Case("sac", "HalfCheetah-v5", 1, (256, 256), _SAC, warmup=400),
+}
+
+# The settings of the packaged presets, which are those of the Stable-Baselines3 zoo.
+SOLVED = {
+    "dqn": Case(
+        "dqn", "CartPole-v1", 1, (256, 256),
+        {
+            "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1_000, "train_freq": 256,
+            "gradient_steps": 128, "target_update_interval": 10, "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04, "gamma": 0.99, "max_grad_norm": 10.0,
+        },
+        linear={"learning_rate": (2.3e-3, 1e-4)}, total=50_000, eval_interval=2_500,
+    ),
+    "ppo": Case(
+        "ppo", "CartPole-v1", 8, (64, 64),
+        {
+            "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
+            "vf_coef": 0.5, "max_grad_norm": 0.5,
+        },
+        linear={"learning_rate": (1e-3, 0.0), "clip_range": (0.2, 0.0)}, total=100_000, eval_interval=2_560,
+    ),
+}  # fmt: skip
+
+SOLVED_RETURN = 475.0
+EVAL_EPISODES = 10
+
+# (case, contender, baseline) -> the ratio of steps per second that we aim at.
+GOALS = {
+    ("dqn", "compile", "sb3"): 8.0,
+    ("ppo", "compile", "sb3"): 8.0,
+    ("ppo", "compile", "sbx"): 4.0,
+    ("sac", "compile", "sb3"): 2.0,
+    ("sac", "compile", "sbx"): 1.3,
+    ("dqn", "eager", "sb3"): 1.0,
+    ("ppo", "eager", "sb3"): 1.0,
+    ("sac", "eager", "sb3"): 1.0,
+    ("study", "study8", "compile"): 3.0,
+}

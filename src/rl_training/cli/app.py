@@ -1,0 +1,59 @@
+"""The commands and their order in `--help`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from rl_training.cli.boundary import EPILOG
+from rl_training.cli.config import config
+from rl_training.cli.doctor import doctor
+from rl_training.cli.evaluate import evaluate
+from rl_training.cli.listing import list_algorithms
+from rl_training.cli.predict import predict
+from rl_training.cli.resume import resume
+from rl_training.cli.train import train
+from rl_training.cli.verify import verify
+
+# Plain help: rich would cost more time than everything else together.
+app = typer.Typer(
+    name="rl-training", add_completion=False, rich_markup_mode=None, no_args_is_help=False, epilog=EPILOG,
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rl_training import __version__
+
+        print(f"rl-training {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")] = False,
+) -> None:
+    """Train, evaluate and resume reinforcement-learning agents."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "train": (train, "Train an agent, or a study of several seeds."),
+    "eval": (evaluate, "Evaluate a checkpoint."),
+    "resume": (resume, "Continue a run as if it had never stopped."),
+    "predict": (predict, "Print the action for an observation."),
+    "config": (config, "Show a complete configuration."),
+    "list": (list_algorithms, "Show the algorithms."),
+    "verify": (verify, "Compare a score with its published bar."),
+    "doctor": (doctor, "Check this machine."),
+}
+for _name, (_function, _summary) in _COMMANDS.items():
+    app.command(_name, short_help=_summary)(_function)

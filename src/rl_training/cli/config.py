@@ -1,0 +1,66 @@
+"""`rl-training config`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+
+def config(
+    config: o.Config = None,
+    algo: o.Algo = None,
+    env: o.Env = None,
+    total_timesteps: o.Steps = None,
+    seed: o.Seed = None,
+    seeds: o.Seeds = None,
+    output_dir: o.OutputDir = None,
+    settings: o.Settings = None,
+    device: o.Device = None,
+    execution: o.Execution = None,
+    form: Annotated[Literal["yaml", "json"], typer.Option("--format", help="How to print it.")] = "yaml",
+) -> None:
+    """Show the complete configuration of a run, every default included. As YAML it is a file for --config."""
+    chosen = o.build_config(
+        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
+        output_dir=output_dir, device=device, execution=execution,
+    ).resolved()  # fmt: skip
+    if form == "json":
+        print_json(chosen.to_dict())
+    else:
+        print(as_yaml(chosen), end="")
+
+
+def as_yaml(config: TrainConfig) -> str:
+    """The config with what each field means beside it."""
+    from rl_training.experiment import registry
+
+    out = []
+    for name, value in config.to_dict().items():
+        field = type(config).model_fields[name]
+        if name != "algo_kwargs":
+            out.append(_entry(name, value, field.description))
+            continue
+        hyper = registry.entry(config.algo).load().Hyper.model_fields
+        out.append(f"algo_kwargs:  # {field.description}\n")
+        for key, item in value.items():
+            text = _entry(key, item, hyper[key].description)
+            out.extend(f"  {line}\n" for line in text.splitlines())
+    return "".join(out)
+
+
+def _entry(name: str, value: Any, description: str | None) -> str:
+    import yaml
+
+    flow = None if isinstance(value, dict | list) else False  # [64, 64] on one line, but no braces around `seed: 0`
+    text: str = yaml.safe_dump({name: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=10**6)
+    comment = f"# {description}" if description else ""
+    if text.count("\n") > 1:  # a comment inside a block would be read as part of a text
+        return f"{comment}\n{text}"
+    return f"{text.rstrip():<32}  {comment}".rstrip() + "\n"

@@ -1,0 +1,188 @@
+"""`rl-training doctor`"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import one_line, tell
+from rl_training.cli.output import lines, print_json
+
+# What an extra makes importable; asking does not import it.
+EXTRAS = {
+    "atari": ("ale_py", "cv2"),
+    "box2d": ("Box2D",),
+    "mujoco": ("mujoco",),
+    "envpool": ("envpool",),
+    "offline": ("minari", "h5py"),
+    "tuning": ("optuna",),
+    "ray": ("ray",),
+    "tracking": ("wandb", "mlflow"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "bench": ("stable_baselines3", "sb3_contrib"),
+    "docs": ("mkdocs", "material"),
+    "dev": ("pytest", "pytest_timeout", "ruff", "mypy", "scipy", "pre_commit"),
+}
+_COMPILE_LIMIT = 180  # seconds; a cold compiler on a busy machine has taken 45
+_PROBE = """
+import torch
+from rl_training.runtime.executor import compiled, choose_device
+device = choose_device("auto")
+x = torch.arange(8.0, device=device)
+assert torch.equal(compiled(lambda x: x * 2 + 1, device)(x), x * 2 + 1)
+"""
+
+
+def doctor(
+    output_dir: Annotated[
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory whose write access is tried.")
+    ] = "runs",
+    no_compile: Annotated[
+        bool, typer.Option("--no-compile", help="Do not try the compiler (it can take a minute).")
+    ] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Check this machine: versions, device, compiler, extras, write access, memory."""
+    from rl_training.experiment.run_dir import library_versions
+
+    report: dict[str, Any] = {"versions": {**library_versions(), "os": f"{platform.system()} {platform.machine()}"}}
+    report["device"] = _device()
+    report["machine"] = _machine()
+    report["output_dir"] = {"path": output_dir, **_writable(Path(output_dir))}
+    report["compile"] = _compile(try_it=not no_compile)
+    report["extras"] = {name: _extra(name, modules) for name, modules in EXTRAS.items()}
+    report["problems"] = _problems(report)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _device() -> dict[str, Any]:
+    import torch
+
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    return {"auto": "cuda" if gpus else "cpu", "cuda_build": torch.version.cuda, "gpus": gpus}
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "cpus": os.cpu_count(),
+        "usable_cpus": len(affinity(0)) if affinity else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        **_memory(),
+    }
+
+
+def _memory() -> dict[str, float | None]:
+    """Gigabytes, total and free for new programs; None where the system does not say."""
+    try:
+        total: float | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    except (AttributeError, OSError, ValueError):
+        total = None
+    available = None
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024 / 1e9
+    except (OSError, ValueError, IndexError):
+        pass
+    return {
+        "memory_gb": round(total, 1) if total is not None else None,
+        "available_gb": round(available, 1) if available is not None else None,
+    }
+
+
+def _writable(path: Path) -> dict[str, Any]:
+    """Try it: permission bits do not know about quotas and read-only mounts. Nothing is left behind."""
+    place = path
+    while not place.exists() and place.parent != place:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        return {"writable": False, "reason": error.strerror or str(error)}
+    return {"writable": True, "free_gb": round(shutil.disk_usage(place).free / 1e9, 1)}
+
+
+def _compile(try_it: bool) -> dict[str, Any]:
+    """Compile a small function in a process and a cache of its own: a cached graph would prove nothing."""
+    names = filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    result: dict[str, Any] = {"compiler": Path(found).name if found else None, "works": None}
+    if not try_it:
+        return result
+    tell(f"compiling a small function (up to {_COMPILE_LIMIT} s; --no-compile leaves it out) ...")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rl-training-doctor-") as cache:
+        try:
+            subprocess.run(
+                [sys.executable, "-c", _PROBE], env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}, check=True,
+                capture_output=True, text=True, errors="replace", timeout=_COMPILE_LIMIT,
+            )  # fmt: skip
+            result["works"] = True
+        except subprocess.TimeoutExpired:
+            result.update(works=False, reason=f"no result after {_COMPILE_LIMIT} s")
+        except subprocess.CalledProcessError as error:
+            last = [line for line in error.stderr.splitlines() if line.strip()][-1:] or [f"status {error.returncode}"]
+            result.update(works=False, reason=one_line(last[0]))
+    result["seconds"] = round(time.monotonic() - start, 1)
+    return result
+
+
+def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    install = {"missing": missing, "install": f"pip install 'rl-training[{name}]'"} if missing else {}
+    return {"installed": not missing, **install}
+
+
+def _problems(report: dict[str, Any]) -> list[str]:
+    out = []
+    if not report["output_dir"]["writable"]:
+        where = report["output_dir"]
+        out.append(f"{where['path']} cannot be written ({where['reason']}): choose another --output-dir")
+    if report["compile"]["compiler"] is None and report["device"]["auto"] == "cpu":
+        out.append("no C++ compiler: long runs stay eager and slower; install g++ or clang++")
+    elif report["compile"]["works"] is False:
+        out.append(f"compiling fails ({report['compile']['reason']}): use --execution eager")
+    return out
+
+
+def _show(report: dict[str, Any]) -> None:
+    device, machine, compiler = report["device"], report["machine"], report["compile"]
+    works = {True: "works", False: "does not work", None: "not tried"}[compiler["works"]]
+    took = f" ({compiler['seconds']} s)" if "seconds" in compiler else ""
+    gpus = ", ".join(device["gpus"]) or "no CUDA device"
+    free = f", {machine['available_gb']} GB free" if machine["available_gb"] is not None else ""
+    place = report["output_dir"]
+    access = f"writable, {place['free_gb']} GB free" if place["writable"] else f"NOT writable: {place['reason']}"
+    rows = [*report["versions"].items()]
+    rows += [
+        ("device", f"{device['auto']} ({gpus})"),
+        ("cpu", f"{machine['usable_cpus']} of {machine['cpus']} usable, torch uses {machine['torch_threads']} threads"),
+        ("memory", f"{machine['memory_gb']} GB{free}"),
+        ("compiler", f"{compiler['compiler'] or 'none found'}; torch.compile {works}{took}"),
+        ("output", f"{place['path']}: {access}"),
+    ]
+    for name, extra in report["extras"].items():
+        rows.append((f"[{name}]", "installed" if extra["installed"] else extra["install"]))
+    print(lines(rows))
+    print("\n" + ("\n".join(f"problem: {text}" for text in report["problems"]) or "No problems found."))

@@ -1,0 +1,158 @@
+"""`rl-training eval`"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
+from rl_training.cli.output import lines, print_json, score
+from rl_training.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.agent import Agent
+
+
+def evaluate(
+    checkpoint: o.Checkpoint,
+    num_episodes: Annotated[
+        int, typer.Option("--num-episodes", "-n", min=1, max=1_000_000, help="Episodes of each seed.")
+    ] = 20,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
+    ] = 0,
+    env: o.Env = None,
+    device: o.Device = None,
+    render: Annotated[bool, typer.Option("--render", help="Show the episodes in a window.")] = False,
+    video: Annotated[
+        str | None, typer.Option("--video", metavar="DIR", help="Record the episodes as MP4 files.")
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Evaluate the deterministic policy of a checkpoint, all seeds of a study included."""
+    if render and video is not None:
+        raise UserError("--render shows a window and --video writes files: give one of them")
+    agent = load_agent(checkpoint, env, device)
+    if not render and video is None:
+        result = agent.evaluate(num_episodes, seed=seed, all_seeds=True)
+    else:
+        result = _watch(agent, num_episodes, seed, Path(video) if video is not None else None)
+    if as_json:
+        config, path = agent.config, str(agent.path)
+        print_json({"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed, **result})
+        return
+    rows = [("mean return", score(result)), ("checkpoint", str(agent.path))]
+    if len(agent.seeds) > 1:
+        per_seed = [(f"seed {row['seed']}", f"{row['mean_return']:,.1f}") for row in result["per_seed"]]
+        rows[1:1] = per_seed
+    else:
+        rows[1:1] = [("deviation", f"{result['std_return']:,.1f}")]
+        rows[2:2] = [("mean length", f"{result['per_seed'][0]['mean_length']:,.1f} steps")]
+    if video is not None:
+        rows.append(("videos", video))
+    print(f"{agent.config.algo} on {agent.config.env_id}")
+    print(lines(rows))
+
+
+def load_agent(checkpoint: str, env: str | None, device: str | None) -> Agent:
+    """The agent of `--checkpoint`; damaged checkpoints that had to be skipped are told of."""
+    from rl_training.experiment.agent import Agent
+    from rl_training.experiment.checkpoint import resolve
+
+    path = resolve(checkpoint, warn=lambda message: tell(f"warning: {message}"))
+    agent = Agent.load(path, device=device or "auto", env=env)
+    if env is not None:
+        _check_spaces(agent, env)
+    return agent
+
+
+def _check_spaces(agent: Agent, env_id: str) -> None:
+    """Another environment is fine as long as its spaces are those that the agent was trained on."""
+    from rl_training.envs import make_env, make_spec
+
+    env = make_env(env_id, agent.config.env_arguments("evaluation"))
+    found, needed = make_spec(env_id, env.observation_space, env.action_space), agent.algorithm.spec
+    env.close()
+    if found.observation != needed.observation:
+        raise UserError(f"--env {env_id} does not fit: its observations are not those of {needed.env_id}")
+    if (found.action.kind, found.action.nvec, found.action.dim) != (
+        needed.action.kind,
+        needed.action.nvec,
+        needed.action.dim,
+    ):
+        raise UserError(
+            f"--env {env_id} does not fit: its actions are {found.action}, those of {needed.env_id} {needed.action}"
+        )
+
+
+def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None) -> dict[str, Any]:
+    """Evaluate one environment at a time, seen in a window or recorded."""
+    import numpy as np
+
+    from rl_training.experiment.stats import eval_summary
+    from rl_training.ops.tree import tree_map
+    from rl_training.runtime.evaluator import Evaluator
+
+    mode = "human" if folder is None else "rgb_array"
+    arguments = {**agent.config.env_arguments("evaluation"), "render_mode": mode}
+    _check_mode(agent, mode)
+    returns: list[list[float]] = []
+    lengths: list[list[int]] = []
+    for index, trained in enumerate(agent.seeds):
+        source = agent.env if folder is None else _recorded(agent.env, folder, episodes, f"seed{trained}")
+        evaluator = Evaluator(agent.algorithm, source, [seed + trained], episodes, arguments, max_envs=1)
+        try:
+            result = evaluator.run(tree_map(lambda x, i=index: x[i : i + 1], agent.train))
+        except Exception as error:
+            if "pygame" in type(error).__module__ or "Display" in str(error) or "GLFW" in str(error):
+                raise UserError(f"no window can be opened here ({error}); --video DIR records instead") from None
+            raise
+        finally:
+            evaluator.close()
+        assert result is not None
+        returns += result.returns
+        lengths += result.lengths
+    summary = eval_summary(list(agent.seeds), returns, lengths)
+    return {**summary, "std_return": float(np.std(list(itertools.chain(*returns))))}
+
+
+def _check_mode(agent: Agent, mode: str) -> None:
+    """Gymnasium would only log a warning, and nothing would be seen."""
+    from rl_training.envs.making import make_env
+
+    env = make_env(agent.env, agent.config.env_arguments("evaluation"))
+    modes = env.metadata.get("render_modes", ())
+    env.close()
+    if mode not in modes:
+        has = f"only {', '.join(map(str, modes))}" if modes else "no pictures at all"
+        raise UserError(f"{agent.config.env_id} cannot be shown as '{mode}': it has {has}")
+
+
+def _recorded(source: Any, folder: Path, episodes: int, prefix: str) -> Callable[..., Any]:
+    """A maker of an environment that writes every episode to `folder`."""
+    import importlib.util
+
+    if importlib.util.find_spec("moviepy") is None:
+        raise UserError("--video needs moviepy: pip install moviepy")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def make(**arguments: Any) -> Any:
+        from gymnasium.wrappers import RecordVideo
+
+        from rl_training.envs.making import make_env
+
+        env = make_env(source, arguments)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Overwriting existing videos.*")  # the folder was just made
+            return RecordVideo(
+                env, str(folder), episode_trigger=lambda n: n < episodes, name_prefix=prefix, disable_logger=True
+            )
+
+    return make

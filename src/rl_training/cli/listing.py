@@ -1,0 +1,91 @@
+"""`rl-training list`"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import print_json
+from rl_training.errors import UserError, did_you_mean
+
+
+def list_algorithms(
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Only this family.")] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Show the algorithms: family, action spaces, presets and verified results."""
+    from rl_training.experiment import registry
+
+    table = registry.entries()
+    families = sorted({entry.family for entry in table.values()})
+    if family is not None and family not in families:
+        raise UserError(f"unknown family '{family}'.{did_you_mean(family, families)} Families: {', '.join(families)}")
+    verified = _verified()
+    rows = [
+        {
+            "name": entry.name,
+            "family": entry.family,
+            "actions": list(entry.actions),
+            "presets": registry.presets(entry.name),
+            "verified": verified.get(entry.name, []),
+            "summary": entry.summary,
+        }
+        for entry in table.values()
+        if family in (None, entry.family)
+    ]
+    if as_json:
+        print_json({"algorithms": rows})
+        return
+    print(_table(rows))
+    print("\nTrain one with: rl-training train --config ALGORITHM/PRESET, or --algo ALGORITHM --env ID -n STEPS")
+
+
+def _verified() -> dict[str, list[dict[str, Any]]]:
+    """Committed results by algorithm, the few numbers a table needs."""
+    if next(Path("results").glob("*__*.json"), None) is None:  # the import costs more than the rest of this command
+        return {}
+    from rl_training.experiment.verify import results
+
+    keys = ("env_id", "score", "threshold", "passed", "total_timesteps", "seeds")
+    return {algo: [{key: row.get(key) for key in keys} for row in rows] for algo, rows in results().items()}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Aligned text; the last two columns are wrapped to the width of the terminal."""
+    head = ("name", "family", "actions", "presets", "verified (mean return, bar)")
+    cells = [
+        (
+            row["name"],
+            row["family"],
+            "any" if len(row["actions"]) == 4 else ", ".join(row["actions"]),
+            ", ".join(preset.partition("/")[2] for preset in row["presets"]) or "-",
+            ", ".join(map(_result, row["verified"])) or "-",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in (head, *cells)) for i in range(5)]
+    room = max(40, shutil.get_terminal_size((120, 24)).columns - sum(widths[:3]) - 8)
+    widths[4] = min(widths[4], max(24, room * 2 // 3))
+    widths[3] = min(widths[3], max(14, room - widths[4]))
+    out = []
+    for line in (head, *cells):
+        columns = [textwrap.wrap(text, width) for text, width in zip(line, widths)]
+        for i in range(max(map(len, columns))):
+            parts = [column[i] if i < len(column) else "" for column in columns]
+            out.append("  ".join(f"{part:<{width}}" for part, width in zip(parts, widths)).rstrip())
+    out.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(out)
+
+
+def _result(row: Mapping[str, Any]) -> str:
+    try:
+        mark = ">=" if row["passed"] else "misses"
+        return f"{row['env_id']} {row['score']:.0f} {mark} {row['threshold']:g}"
+    except (KeyError, TypeError, ValueError):  # a file of another version
+        return str(row.get("env_id", "?"))

@@ -1,0 +1,86 @@
+"""How results are shown: one JSON object on stdout, or lines for a person."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.cli.boundary import PROGRAM, tell
+
+if TYPE_CHECKING:
+    from rl_training.experiment.trainer import TrainResult
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Exactly one object. JSON has no NaN or infinity: they become null."""
+    print(json.dumps(as_plain(value), indent=2, allow_nan=False), flush=True)
+
+
+def as_plain(value: Any) -> Any:
+    """NumPy arrays and paths as what JSON can say."""
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy
+        return as_plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def lines(rows: Sequence[tuple[str, str]]) -> str:
+    """`name   value`, aligned."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def score(evaluation: Mapping[str, Any]) -> str:
+    """`487.3  (IQM 492.0, 95% interval [471.0, 499.2], 20 episodes)`: the interval is that of the IQM."""
+    low, high = evaluation["ci95"]
+    seeds, episodes = len(evaluation["per_seed"]), evaluation["episodes"]
+    over = f"{episodes} episode{'s' * (episodes != 1)}" + (f" of {seeds} seeds" if seeds > 1 else "")
+    iqm = f"IQM {evaluation['iqm']:,.1f}, 95% interval [{low:,.1f}, {high:,.1f}]"
+    return f"{evaluation['mean_return']:,.1f}  ({iqm}, {over})"
+
+
+def command(*words: str | Path) -> str:
+    """A command line that can be pasted."""
+    return f"{PROGRAM} {shlex.join(map(str, words))}"
+
+
+def report(result: TrainResult, as_json: bool) -> int:
+    """Show how a run ended; the exit status is the signal's where one ended it."""
+    summary, run = result.summary, _short(result.run_dir)
+    if as_json:
+        print_json({**summary, "run_dir": str(result.run_dir)})
+    rows = [("status", result.status)]
+    if result.final_eval:
+        step = result.final_eval.get("step")
+        late = "" if step == summary["env_steps"] else f" (at step {step:,})"
+        rows.append(("final return", score(result.final_eval) + late))
+    if result.best_eval and result.best_eval != result.final_eval:
+        rows.append(("best return", f"{score(result.best_eval)} (at step {result.best_eval['step']:,})"))
+    pace = f"{summary['env_steps']:,} in {summary['wall_time_s']:,.1f} s ({summary['steps_per_second']:,.0f}/s)"
+    rows += [("steps", pace), ("run directory", run)]
+    again = command("resume", "--run", run)
+    if result.signal is None:
+        rows.append(("evaluate", command("eval", "--checkpoint", run, "--num-episodes", "20")))
+        rows.append(("train longer", f"{again} --total-timesteps N" if result.status == "completed" else again))
+    tell(lines(rows))
+    if result.signal is None:
+        return 0
+    tell(f"interrupted at step {summary['env_steps']:,}; everything is saved. Go on with: {again}")
+    return 128 + result.signal
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter to type."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)

@@ -1,0 +1,58 @@
+"""`rl-training train`"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
+from rl_training.cli.output import report
+from rl_training.errors import UserError
+
+
+def train(
+    config: o.Config = None,
+    algo: o.Algo = None,
+    env: o.Env = None,
+    total_timesteps: o.Steps = None,
+    seed: o.Seed = None,
+    seeds: o.Seeds = None,
+    output_dir: o.OutputDir = None,
+    settings: o.Settings = None,
+    device: o.Device = None,
+    execution: o.Execution = None,
+    no_progress: o.NoProgress = False,
+    as_json: o.Json = False,
+) -> None:
+    """Train an agent, or a study of several seeds at once.
+
+    rl-training train --config ppo/cartpole
+
+    rl-training train --algo sac --env Pendulum-v1 -n 20000 --seeds 0-4 --set learning_rate=1e-3
+    """
+    chosen = o.build_config(
+        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
+        output_dir=output_dir, device=device, execution=execution,
+    )  # fmt: skip
+    from rl_training.experiment.trainer import Trainer
+
+    trainer = Trainer(chosen, progress=not no_progress, command=sys.argv)
+    if config is None:
+        _hint(chosen.algo, chosen.env_id)
+    raise typer.Exit(report(trainer.run(), as_json))
+
+
+def _hint(algo: str, env_id: str) -> None:
+    """Tuned settings change the result, so they are offered, never applied silently."""
+    from rl_training.experiment import registry
+    from rl_training.experiment.config import read_config
+
+    for preset in registry.presets(algo):
+        try:
+            if read_config(preset).get("env_id") == env_id:
+                tell(f"hint: these are the algorithm's default settings; tuned ones are in --config {preset}")
+                return
+        except UserError:  # a broken preset is no reason not to train without it
+            continue

@@ -1,0 +1,55 @@
+"""`rl-training verify`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
+from rl_training.cli.output import lines, print_json
+
+
+def verify(
+    algo: Annotated[
+        str, typer.Argument(metavar="ALGO", help="Algorithm with an entry in the ledger.", show_default=False)
+    ],
+    env: o.Env = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="LIST", help="Other seeds than the ledger's: 0,1,2 or 0-4.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="DIR", help="Where the result is written.  [results]")
+    ] = None,
+    no_progress: o.NoProgress = False,
+    as_json: o.Json = False,
+) -> None:
+    """Train what the verification ledger says and compare the score with its published bar.
+
+    A missed bar is a result, not an error: the exit status is 0 and `passed` is false.
+    """
+    chosen = o.parse_seeds(seeds) if seeds is not None else None
+    from rl_training.experiment import registry
+    from rl_training.experiment import verify as ledger
+
+    registry.entry(algo)  # a typing error gets the nearest name
+    if output is not None:
+        Path(output).mkdir(parents=True, exist_ok=True)  # not after hours of training
+    folder = Path(output) if output is not None else None
+    result = ledger.verify(algo, env=env, seeds=chosen, output=folder, progress=not no_progress)
+    if as_json:
+        print_json(result)
+        return
+    for row in result["results"]:
+        verdict = "reaches" if row["passed"] else "MISSES"
+        rows = [
+            ("score", f"{row['score']:,.1f} {verdict} the bar of {row['threshold']:g}"),
+            ("bar from", row["source"]),
+            ("trained", f"{row['total_timesteps']:,} steps, seeds {', '.join(map(str, row['seeds']))}"),
+            ("time", f"{row['wall_time_s']:,.0f} s on {row['device']} ({row['execution']})"),
+        ]
+        print(f"{row['algo']} on {row['env_id']}")
+        print(lines(rows))
+    tell(f"written to {output or ledger.RESULTS}")

@@ -1,0 +1,154 @@
+"""Tiny specs, batches and configs for every algorithm in the registry, and the digest that exact resume is judged by.
+
+Tables are keyed by loop and action kind, so a new algorithm of a known loop is covered without an edit; one of an
+unknown loop fails here, loudly, until its line is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.experiment import registry
+from rl_training.experiment.checkpoint import load_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.metrics import read_metrics
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map
+
+ALGORITHMS = sorted(registry.entries())
+OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
+BATCH = 23  # prime, and no layer width: a draw of this length is a draw per row
+WALL_TIME = ("time", "time/fps")  # what may differ between a resumed and an uninterrupted run
+
+ACTION_SPECS = {
+    "discrete": ActionSpec("discrete", (ACTIONS,)),
+    "box": ActionSpec("box", (), (ACTION_DIM,), (-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM),
+    "multi_discrete": ActionSpec("multi_discrete", (3, 2), (2,)),
+    "multi_binary": ActionSpec("multi_binary", (2, 2, 2), (3,)),
+}
+ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
+
+# Settings that make each loop quick: what a preset or a default would make long.
+SMALL: dict[str, dict[str, Any]] = {
+    "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
+    "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
+}
+PER_ALGORITHM: dict[str, dict[str, Any]] = {
+    "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+}
+
+
+def small_fields(name: str) -> dict[str, Any]:
+    """Quick settings of an algorithm."""
+    entry = registry.entry(name)
+    if entry.loop not in SMALL:
+        raise KeyError(f"{name}: tests/helpers.py does not know the loop '{entry.loop}'; add it to SMALL and batch_for")
+    family = {k: v for base, v in PER_ALGORITHM.items() if _shares_class(name, base) for k, v in v.items()}
+    return {**SMALL[entry.loop], **family}
+
+
+def _shares_class(name: str, base: str) -> bool:
+    return registry.entry(name).target == registry.entry(base).target
+
+
+def spec_for(name: str, kind: str | None = None) -> EnvSpec:
+    """A spec with the first action kind that the algorithm takes (or the one asked for)."""
+    kind = kind or registry.entry(name).actions[0]
+    return EnvSpec("Test-v0", ArraySpec((OBS_DIM,)), ACTION_SPECS[kind])
+
+
+def make_algorithm(name: str, kind: str | None = None, **fields: Any) -> Algorithm[Any]:
+    return registry.entry(name).load()(spec_for(name, kind), num_envs=2, **{**small_fields(name), **fields})
+
+
+def env_for(name: str) -> str:
+    kinds = registry.entry(name).actions
+    return ENVS[next(kind for kind in kinds if kind in ENVS)]
+
+
+def config_for(name: str, output_dir: Path | str, **changes: Any) -> TrainConfig:
+    """A run of a second or less."""
+    fields = {"log_interval": 40, "eval_episodes": 1, "execution": "eager", "checkpoint_interval": 10_000, "device": "cpu"}
+    algo_kwargs = {**small_fields(name), **changes.pop("algo_kwargs", {})}
+    merged = {**fields, "env_id": env_for(name), "total_timesteps": 160, **changes}
+    return TrainConfig(algo=name, output_dir=str(output_dir), algo_kwargs=algo_kwargs, **merged)
+
+
+def random_actions(spec: EnvSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+    action = spec.action
+    if action.kind == "box":
+        return torch.as_tensor(generator.uniform(-0.9, 0.9, (*shape, action.dim)), dtype=torch.float32)
+    columns = [generator.integers(0, n, shape) for n in action.nvec]
+    return torch.as_tensor(columns[0] if action.discrete else np.stack(columns, -1))
+
+
+def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> dict[str, Tensor]:
+    """A random batch as the runtime would hand it to `train_step`."""
+    loop = registry.entry(algorithm.name).loop
+    g, spec = np.random.default_rng(seed), algorithm.spec
+
+    def normal(*shape: int) -> Tensor:
+        return torch.as_tensor(g.standard_normal(shape), dtype=torch.float32)
+
+    def flags(p: float, *shape: int) -> Tensor:
+        return torch.as_tensor(g.random(shape) < p)
+
+    if loop == "off_policy":
+        return {
+            "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
+            "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
+    if loop == "on_policy":
+        rollout = {
+            "obs": normal(size, 1, spec.obs_dim), "next_obs": normal(size, 1, spec.obs_dim), "rewards": normal(size, 1),
+            "actions": random_actions(spec, (size, 1), g), "terminated": flags(0.1, size, 1),
+            "truncated": flags(0.1, size, 1), "valid": torch.ones(size, 1, dtype=torch.bool),
+        }  # fmt: skip
+        # Prepared by another policy than the one that learns, so that ratios differ from 1 as in later epochs.
+        _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
+        return {**batch, "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32)}
+    raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
+
+
+def clone(tree: Any) -> Any:
+    return tree_map(lambda x: x.clone(), tree)
+
+
+def assert_same_bits(a: Any, b: Any) -> None:
+    left, right = dict(tree_items(a)), dict(tree_items(b))
+    assert left.keys() == right.keys()
+    for name, x in left.items():
+        assert torch.equal(x, right[name]), f"{name} differs"
+
+
+def assert_near(a: Any, b: Any, *, rtol: float, atol: float) -> None:
+    left, right = dict(tree_items(a)), dict(tree_items(b))
+    assert left.keys() == right.keys()
+    for name, x in left.items():
+        torch.testing.assert_close(x, right[name], rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def run_digest(checkpoint: Path) -> dict[str, str]:
+    """SHA-256 of everything a checkpoint holds (by part), and of the run's metric log without its wall times."""
+    loaded = load_checkpoint(checkpoint)
+    out: dict[str, str] = {}
+    for stem, tensors in loaded.tensors.items():
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            x = tensors[name].contiguous()
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.view(-1).view(torch.uint8).numpy().tobytes())
+        out[stem] = digest.hexdigest()
+    out["counters"] = hashlib.sha256(json.dumps(loaded.meta["counters"], sort_keys=True).encode()).hexdigest()
+    lines = [{k: v for k, v in row.items() if k not in WALL_TIME} for row in read_metrics(checkpoint.parent.parent)]
+    out["metrics"] = hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
+    return out

@@ -1,0 +1,241 @@
+"""The promises of `train_step`, for every algorithm in the registry: pure, deterministic, compilable, batchable over
+seeds, honest about weights and order, and it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    ALGORITHMS,
+    BATCH,
+    assert_near,
+    assert_same_bits,
+    batch_for,
+    clone,
+    config_for,
+    make_algorithm,
+)
+
+from rl_training.algorithms.base import Algorithm
+from rl_training.experiment import registry
+from rl_training.experiment.config import make_config, merge, read_config
+from rl_training.experiment.trainer import Trainer
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map, tree_stack
+from rl_training.runtime.executor import compiled
+
+# The tolerances of this suite, stated once. Eager and compiled code, and one batched product against several single
+# ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
+NEAR = {"rtol": 1e-4, "atol": 2e-5}
+STEPS = 3
+
+KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).actions]
+KEY = rng.key_from_seed(3, 9)
+
+
+def run_steps(algorithm: Algorithm[Any], step: Any, seed: int = 0, count: int = STEPS) -> tuple[Any, Any]:
+    """`count` updates on as many batches, from the initial state of `seed`."""
+    state, aux = algorithm.init_state(seed), None
+    for i in range(count):
+        state, aux = step(state, batch_for(algorithm, seed=100 * seed + i), rng.fold(KEY, 10 * seed + i))
+    return state, aux
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_train_step_is_deterministic_and_mutates_no_input(name: str, kind: str) -> None:
+    algorithm = make_algorithm(name, kind)
+    state, batch, key = algorithm.init_state(0), batch_for(algorithm), KEY
+    before = clone((state, batch, key))
+    first = algorithm.train_step(state, batch, key)
+    assert_same_bits((state, batch, key), before)
+    assert_same_bits(algorithm.train_step(state, batch, key), first)
+    changed = [not torch.equal(a, first[0].params[n]) for n, a in state.params.items()]
+    assert all(changed), "an update must change every network"
+    assert int(first[0].step) == 1
+    assert all(m.shape == () and torch.isfinite(m) for m in first[1].metrics.values())
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_key_is_the_only_randomness(name: str, kind: str) -> None:
+    """Whatever the global generator does, the update is the same."""
+    algorithm = make_algorithm(name, kind)
+    results = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        results.append(run_steps(algorithm, algorithm.train_step)[0])
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_vmap_equals_separate_runs(name: str, kind: str) -> None:
+    algorithm, seeds = make_algorithm(name, kind), (3, 5)
+    single = [run_steps(algorithm, algorithm.train_step, seed)[0] for seed in seeds]
+    state = tree_stack([algorithm.init_state(seed) for seed in seeds])
+
+    def step(*args: Any) -> Any:
+        new, aux = algorithm.train_step(*args)
+        return new, aux.metrics
+
+    for i in range(STEPS):
+        batch = tree_stack([batch_for(algorithm, seed=100 * seed + i) for seed in seeds])
+        keys = torch.stack([rng.fold(KEY, 10 * seed + i) for seed in seeds])
+        state, _ = torch.vmap(step)(state, batch, keys)
+    for i in range(len(seeds)):
+        assert_near(tree_map(lambda x, i=i: x[i], state), single[i], **NEAR)
+
+
+ALL_OPTIONS = {"double": True, "dueling": True, "noisy": True, "max_grad_norm": 1.0}
+COMPILED: list[tuple[str, dict[str, Any]]] = [("dqn", {}), ("dqn", ALL_OPTIONS)]
+# One for every other class: variants of a class are options of the same graph.
+_seen = {registry.entry("dqn").target}
+for _name in ALGORITHMS:
+    if registry.entry(_name).target not in _seen:
+        _seen.add(registry.entry(_name).target)
+        COMPILED.append((_name, {}))
+
+
+@pytest.mark.parametrize(("name", "options"), COMPILED, ids=lambda x: x if isinstance(x, str) else "+".join(x))
+def test_compiled_equals_eager(name: str, options: dict[str, Any]) -> None:
+    algorithm = make_algorithm(name, **options)
+    with torch.no_grad():
+        graph = run_steps(algorithm, compiled(algorithm.train_step, torch.device("cpu")))
+    eager = run_steps(algorithm, algorithm.train_step)
+    assert_near(graph[0], eager[0], **NEAR)
+    assert_near(graph[1].metrics, eager[1].metrics, **NEAR)
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_row_with_weight_zero_does_not_contribute(name: str, kind: str) -> None:
+    algorithm = make_algorithm(name, kind)
+    state, batch = algorithm.init_state(0), batch_for(algorithm)
+    rows = torch.tensor([0, 7, BATCH - 1])
+    batch["weights"][rows] = 0.0
+    garbage = clone(batch)
+    for column, value in garbage.items():
+        if column == "weights":
+            continue
+        value[rows] = value[rows].roll(1, 0) if not value.is_floating_point() else 37.0 * value[rows] - 11.0
+    assert not torch.equal(garbage["obs"], batch["obs"])
+    assert_same_bits(algorithm.train_step(state, garbage, KEY)[0], algorithm.train_step(state, batch, KEY)[0])
+    # The same garbage with a weight does change the update: the test can fail.
+    garbage["weights"][rows] = 1.0
+    weighted, _ = algorithm.train_step(state, garbage, KEY)
+    reference, _ = algorithm.train_step(state, batch, KEY)
+    assert any(not torch.equal(weighted.params[n], x) for n, x in reference.params.items())
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_order_of_the_batch_does_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = make_algorithm(name, kind)
+    state, batch = algorithm.init_state(0), batch_for(algorithm)
+    order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(5))
+    expected, _ = algorithm.train_step(state, batch, KEY)
+    bits = rng.bits
+
+    def row_bound(key: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Noise belongs to its row: draws with a row axis follow the permutation."""
+        out = bits(key, shape)
+        return out.index_select(shape.index(BATCH), order) if BATCH in shape else out
+
+    monkeypatch.setattr(rng, "bits", row_bound)
+    permuted, _ = algorithm.train_step(state, {k: v[order] for k, v in batch.items()}, KEY)
+    assert_near(permuted, expected, **NEAR)
+
+
+def _objective(metrics: dict[str, torch.Tensor]) -> float:
+    """The loss that a regression on fixed targets must bring down."""
+    return float(next(metrics[k] for k in ("critic_loss", "value_loss", "loss") if k in metrics))
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
+    extra = {"tau": 1e-6} if name == "sac" else {}
+    algorithm = make_algorithm(name, kind, learning_rate=3e-3, hidden_sizes=[64], **extra)
+    batch = batch_for(algorithm)
+    if "discounts" in batch:
+        batch["discounts"] = torch.zeros_like(batch["discounts"])  # targets that do not move
+    state, losses = algorithm.init_state(0), []
+    for i in range(200):
+        state, aux = algorithm.train_step(state, batch, rng.fold(KEY, i))
+        losses.append(_objective(aux.metrics))
+    assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
+    algorithm = make_algorithm(name, kind)
+    state, obs = algorithm.init_state(0), batch_for(algorithm)["obs"]
+    spec = algorithm.spec.action
+    for explore in (True, False):
+        _, action, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        _, again, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        assert torch.equal(action, again)
+        if kind == "box":
+            assert action.shape == (BATCH, spec.dim)
+            assert torch.isfinite(action).all()
+        else:
+            assert action.dtype == torch.int64
+            assert action.shape == ((BATCH,) if spec.discrete else (BATCH, spec.dim))
+            assert (action >= 0).all()
+            assert (action < torch.tensor(spec.nvec)).all() if not spec.discrete else (action < spec.n).all()
+    assert algorithm.value(state, obs).shape == (BATCH,)
+
+
+def test_each_seed_starts_from_its_own_weights() -> None:
+    for name in ALGORITHMS:
+        algorithm = make_algorithm(name)
+        first, again, other = (dict(tree_items(algorithm.init_state(seed).params)) for seed in (1, 1, 2))
+        assert all(torch.equal(x, again[n]) and not torch.equal(x, other[n]) for n, x in first.items())
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+SHORT = {
+    "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
+    "on_policy": {"n_steps": 8, "n_epochs": 1},
+}
+
+
+def _shortened(preset: str, output_dir: Any) -> Any:
+    base = read_config(preset)
+    entry = registry.entry(base["algo"])
+    config = make_config(preset)
+    envs = config.resolved().num_envs
+    kwargs: dict[str, Any] = dict(SHORT[entry.loop])
+    if entry.loop == "off_policy":
+        kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
+    if entry.loop == "on_policy":
+        kwargs["batch_size"] = 8 * envs // 2 if envs > 1 else 8
+    changes = {
+        "total_timesteps": max(96, 16 * envs), "eval_episodes": 1, "eval_interval": 0, "execution": "eager",
+        "output_dir": str(output_dir), "seed": 0, "log_interval": 50, "stop_at_return": None, "device": "cpu",
+    }  # fmt: skip
+    base = {k: v for k, v in base.items() if k not in ("seeds", "stop_at_return")}
+    return make_config(merge(base, {"algo_kwargs": kwargs}), **changes)
+
+
+def test_there_are_presets() -> None:
+    assert {"dqn/cartpole", "ppo/cartpole", "sac/pendulum"} <= set(registry.presets())
+
+
+@pytest.mark.parametrize("preset", registry.presets())
+def test_preset_parses_resolves_and_trains(preset: str, tmp_path: Any) -> None:
+    config = make_config(preset)
+    assert config.algo == preset.split("/")[0]
+    resolved = config.resolved()
+    assert type(resolved)(**resolved.to_dict()) == resolved
+    result = Trainer(_shortened(preset, tmp_path), progress=False).run()
+    assert result.status == "completed"
+    assert result.summary["gradient_steps"] > 0
+    assert result.final_eval["episodes"] == 1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resolved_config_describes_the_same_run(name: str, tmp_path: Any) -> None:
+    """Every default written out, read back, changes nothing."""
+    config = config_for(name, tmp_path).resolved()
+    again = type(config)(**config.to_dict()).resolved()
+    assert again == config
+    assert again.hyper() == config.hyper()
