@@ -29,7 +29,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:
-        return f"a {type(value).__name__} of thousands of digits"
+        return "a number of thousands of digits"
     return text if len(text) <= 120 else f"{text[:100]}..."
 
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.ops.schedules import Fraction, Positive, Schedule
 
+Widths = tuple[Annotated[int, Field(ge=1, le=65536)], ...]
+
 
 def constant(value: float) -> Any:
     """Default of a schedule field."""
@@ -29,7 +31,7 @@ class Hyper(BaseModel):
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
-    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = (64, 64)
+    hidden_sizes: Widths = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "relu"
     """Non-linearity of the hidden layers."""
@@ -115,6 +117,7 @@ __all__ = [
     "OffPolicyHyper",
     "OnPolicyHyper",
     "Positive",
+    "Widths",
     "constant",
     "explain",
     "linear",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.cli.boundary import EPILOG
+from rl_training.cli.boundary import EPILOG, interruptible
 from rl_training.cli.config import config
 from rl_training.cli.doctor import doctor
 from rl_training.cli.evaluate import evaluate
@@ -56,4 +56,4 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "doctor": (doctor, "Check this machine."),
 }
 for _name, (_function, _summary) in _COMMANDS.items():
-    app.command(_name, short_help=_summary)(_function)
+    app.command(_name, short_help=_summary)(interruptible(_function))

@@ -6,6 +6,7 @@ Everything a command raises ends here, so no command needs a `try` of its own an
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
@@ -29,6 +30,23 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Newer versions of typer carry their own copy of click: its classes are reached through the one typer has always shown.
 _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
+
+
+class Interrupted(Exception):
+    """Ctrl-C outside a training run. Some versions of typer swallow KeyboardInterrupt, others rename it."""
+
+
+def interruptible(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose Ctrl-C reaches `guarded` whatever typer does with it."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    return run
 
 
 def guarded(app: typer.Typer, argv: list[str]) -> int:
@@ -53,7 +71,7 @@ def tell(message: str) -> None:
 def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
+    if isinstance(error, KeyboardInterrupt | Interrupted | typer.Abort):
         tell("interrupted")
         return 130
     if isinstance(error, BrokenPipeError):  # `rl-training list | head -1`
@@ -67,12 +85,14 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return _fail(str(error), 2)
     if isinstance(error, OSError):
         return _fail(_os_sentence(error), 2)
+    if isinstance(error, UnicodeEncodeError):
+        return _fail("a value on the command line is not valid UTF-8", 2)
     if isinstance(error, ValueError) and "null byte" in str(error):  # how Python refuses such a path
         return _fail("a path holds a null character", 2)
     if isinstance(error, NonFiniteError) or type(error).__name__ == "EnvError":
         return _fail(str(error), 1)
-    if isinstance(error, MemoryError):
-        return _fail("not enough memory; use fewer seeds, environments or a smaller buffer_size", 1)
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+        return _fail("not enough memory; use fewer seeds or environments, a smaller buffer_size or hidden_sizes", 2)
     where = "" if debug else f"; {_saved(error, argv)}"
     return _fail(f"unexpected {type(error).__name__}: {error}{where}", 1)
 
@@ -109,7 +129,7 @@ def _usage(error: Any, argv: list[str]) -> str:
     if kind == "BadParameter" and getattr(error, "param", None) is not None:
         names = error.param.opts
         value = next((f" = '{word}'" for name, word in itertools.pairwise(argv) if name in names), "")
-        return f"{names[0]}{value}: {error.message.removeprefix('Input ')}"
+        return f"{names[0]}{value}: {error.message.removeprefix('Value error, ').removeprefix('Input ')}"
     return f"{text[:1].lower()}{text[1:]}.{see}"
 
 

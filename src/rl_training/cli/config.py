@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,11 @@ from rl_training.cli.output import print_json
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
+
+
+class Format(str, Enum):  # older versions of typer know no Literal
+    yaml = "yaml"
+    json = "json"
 
 
 def config(
@@ -24,14 +30,14 @@ def config(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
-    form: Annotated[Literal["yaml", "json"], typer.Option("--format", help="How to print it.")] = "yaml",
+    form: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.yaml,
 ) -> None:
     """Show the complete configuration of a run, every default included. As YAML it is a file for --config."""
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         output_dir=output_dir, device=device, execution=execution,
     ).resolved()  # fmt: skip
-    if form == "json":
+    if form is Format.json:
         print_json(chosen.to_dict())
     else:
         print(as_yaml(chosen), end="")
@@ -60,7 +66,7 @@ def _entry(name: str, value: Any, description: str | None) -> str:
 
     flow = None if isinstance(value, dict | list) else False  # [64, 64] on one line, but no braces around `seed: 0`
     text: str = yaml.safe_dump({name: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=10**6)
-    comment = f"# {description}" if description else ""
+    comment = f"# {' '.join(description.split())}" if description else ""
     if text.count("\n") > 1:  # a comment inside a block would be read as part of a text
         return f"{comment}\n{text}"
     return f"{text.rstrip():<32}  {comment}".rstrip() + "\n"

@@ -149,8 +149,13 @@ def read_value(text: str, key: str) -> Any:
     """A value as YAML reads it, and 1e-3 as a number."""
     import yaml
 
+    from rl_training.experiment.config import is_bounded
+
     try:
-        return _numbers(yaml.safe_load(text))
+        value = yaml.safe_load(text)
+        if not is_bounded(value):
+            raise ValueError("it stands for too many values")
+        return _numbers(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or error
         raise UserError(f"--set {key}: the value '{text[:80]}' cannot be read: {reason}") from None

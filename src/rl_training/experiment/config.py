@@ -157,9 +157,22 @@ def read_config(source: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not valid YAML: {reason}") from None
+    if data is None:
+        raise UserError(f"{path} is empty; it must hold a mapping such as 'algo: dqn'")
     if not isinstance(data, dict) or not all(isinstance(k, str) for k in data):
-        raise UserError(f"{path} must hold a mapping such as 'algo: dqn', not {type(data).__name__}")
+        raise UserError(f"{path} must hold a mapping from names to values, such as 'algo: dqn'")
+    if not is_bounded(data):
+        raise UserError(f"{path} holds far more values than a configuration has (aliases that refer to aliases?)")
     return data
+
+
+def is_bounded(data: Any, limit: int = 10_000) -> bool:
+    """At most `limit` values, aliases written out? A few lines of YAML can stand for billions, or for a circle."""
+    left, stack = limit, [data]
+    while stack and left:
+        item, left = stack.pop(), left - 1
+        stack.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple | set) else ())
+    return not stack
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

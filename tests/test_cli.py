@@ -1,0 +1,300 @@
+"""The command line as a user meets it: what it prints, where, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from rl_training.cli import boundary, main, options
+from rl_training.cli.config import as_yaml
+from rl_training.errors import NonFiniteError, UserError
+from rl_training.experiment import registry, trainer
+from rl_training.experiment.config import TrainConfig, make_config
+
+FAST = ["--execution", "eager", "--device", "cpu", "--no-progress", "-s", "hidden_sizes=[16]", "-s", "eval_episodes=2"]
+PPO = [*FAST, "--algo", "ppo", "--env", "CartPole-v1", "-s", "n_steps=16", "-s", "batch_size=32", "-s", "n_epochs=1"]
+RL_TRAINING = [sys.executable, "-m", "rl_training"]
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys):
+    def run(*argv: object) -> Result:
+        capsys.readouterr()
+        status = main([str(word) for word in argv])
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+def bad(result: Result, *words: str) -> None:
+    """One sentence on stderr, nothing on stdout, status 2."""
+    assert result.status == 2, result
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1, result.err
+    assert result.err.startswith("error: ")
+    for word in words:
+        assert word in result.err, result.err
+
+
+# --- start-up -----------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once():
+    times = []
+    for _ in range(5):
+        start = time.monotonic()
+        done = subprocess.run([*RL_TRAINING, "--help"], capture_output=True, text=True, check=True)
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.5, times
+    for name in ("train", "eval", "resume", "predict", "config", "list", "verify", "doctor"):
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["list"], 0),
+        (["config", "--config", "no/such"], 2),
+        (["train", "--algo", "nope", "--env", "X-v0", "-n", "10"], 2),
+        (["train", "--config", "ppo/cartpole", "--set", "eval_interval=x"], 2),
+    ],
+)
+def test_torch_is_not_imported_where_it_is_not_needed(argv, status):
+    code = f"import sys; from rl_training.cli import main; s = main({argv!r}); print('torch' in sys.modules, s)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"False {status}"
+
+
+def test_version_and_no_command(cli):
+    assert cli("--version").out.startswith("rl-training ")
+    assert cli().status == 0
+
+
+# --- bad input ----------------------------------------------------------------------------------------------
+
+BAD = [
+    (["trian"], ["trian", "'train'"]),
+    (["train", "--conifg", "x"], ["--conifg", "'--config'"]),
+    (["train"], ["--config", "--algo"]),
+    (["train", "--algo", "dqqn", "--env", "CartPole-v1", "-n", "10"], ["dqqn", "'dqn'"]),
+    (["train", "--algo", "dqn", "--env", "Cartpol-v1", "-n", "10"], ["Cartpol-v1", "CartPole-v1"]),
+    (["train", "--algo", "dqn", "--env", "CartPole-v1"], ["-n"]),
+    (["train", "--config", "dqn/cartpol"], ["dqn/cartpol", "dqn/cartpole"]),
+    (["train", "--config", "dqn/cartpole", "-n", "-5"], ["--total-timesteps", "-5"]),
+    (["train", "--config", "dqn/cartpole", "-n", "1.5"], ["--total-timesteps", "1.5"]),
+    (["train", "--config", "dqn/cartpole", "--seed", "x"], ["--seed", "'x'"]),
+    (["train", "--config", "dqn/cartpole", "--seed", "1", "--seeds", "1,2"], ["--seed", "--seeds"]),
+    (["train", "--config", "dqn/cartpole", "--seeds", "4-1"], ["4-1"]),
+    (["train", "--config", "dqn/cartpole", "--seeds", "0-99999999"], ["4096"]),
+    (["train", "--config", "dqn/cartpole", "--set", "gama=1"], ["gama", "'gamma'"]),
+    (["train", "--config", "dqn/cartpole", "--set", "gamma"], ["key=value", "gamma"]),
+    (["train", "--config", "dqn/cartpole", "--set", "gamma=2"], ["gamma = 2"]),
+    (["train", "--config", "dqn/cartpole", "--set", "hidden_sizes=[0]"], ["hidden_sizes"]),
+    (["train", "--config", "dqn/cartpole", "--set", "env_kwargs.wind=1"], ["wind"]),
+    (["train", "--config", "dqn/cartpole", "--set", "buffer_size=1e15"], ["buffer_size"]),
+    (["train", "--config", "dqn/cartpole", "--env", "Pendulum-v1"], ["discrete", "Pendulum-v1"]),
+    (["train", "--config", "dqn/cartpole", "--execution", "fast"], ["execution", "fast", "eager"]),
+    (["train", "--config", "dqn/cartpole", "--device", "tpu"], ["device", "tpu"]),
+    (["train", "extra"], ["extra"]),
+    (["eval"], ["--checkpoint"]),
+    (["eval", "--checkpoint", "nowhere"], ["nowhere"]),
+    (["eval", "--checkpoint", ".", "--render", "--video", "v"], ["--render", "--video"]),
+    (["resume"], ["--run", "--checkpoint"]),
+    (["resume", "--run", "a", "--checkpoint", "b"], ["--run", "--checkpoint"]),
+    (["resume", "--run", "nowhere"], ["nowhere"]),
+    (["predict", "--checkpoint", "nowhere", "--obs", "[0]"], ["nowhere"]),
+    (["list", "--family", "on-polcy"], ["on-polcy", "on-policy"]),
+    (["verify", "dqm"], ["dqm", "'dqn'"]),
+    (["verify", "dqn", "--env", "Nope-v0"], ["Nope-v0", "CartPole-v1"]),
+    (["config", "--config", "dqn/cartpole", "--format", "xml"], ["--format", "xml"]),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli, argv, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad(cli(*argv), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_dir_that_cannot_be_written(cli, tmp_path):
+    (tmp_path / "file").write_text("x")
+    bad(cli("train", *PPO, "-n", 64, "-o", tmp_path / "file"), str(tmp_path / "file"))
+
+
+# --- train --------------------------------------------------------------------------------------------------
+
+
+def test_train_json_is_one_object_and_the_summary(cli, tmp_path):
+    result = cli("train", *PPO, "-n", "256", "--seed", "7", "-o", tmp_path, "--json")
+    assert result.status == 0
+    summary = json.loads(result.out)
+    run_dir = Path(summary.pop("run_dir"))
+    assert summary == json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["seeds"], summary["env_steps"]) == ("completed", [7], 256)
+    for word in (
+        "hint: ",
+        "ppo/cartpole",
+        "final return",
+        "95% interval",
+        "rl-training eval",
+        "rl-training resume",
+        run_dir.name,
+    ):
+        assert word in result.err
+
+
+def test_no_hint_for_a_preset_or_where_none_exists(cli, tmp_path):
+    preset = cli("train", "--config", "ppo/cartpole", *FAST, "-n", "256", "-o", tmp_path)
+    other = cli("train", *PPO, "--env", "MountainCar-v0", "-n", "64", "-o", tmp_path)
+    assert (preset.status, other.status) == (0, 0)
+    assert "hint: " not in preset.err + other.err
+
+
+def test_command_line_is_recorded_in_the_run(tmp_path):
+    subprocess.run([*RL_TRAINING, "train", *PPO, "-n", "64", "-o", str(tmp_path)], check=True, capture_output=True)
+    metadata = json.loads(next(tmp_path.glob("*/metadata.json")).read_text())
+    assert metadata["command"][1:3] == ["train", "--execution"]
+
+
+def test_set_reaches_every_level():
+    config = options.build_config(
+        "dqn/cartpole",
+        settings=[
+            "learning_rate=1e-4", "algo_kwargs.gamma=0.5", "env_kwargs.training.sutton_barto_reward=true",
+            "env_kwargs.x=[1e-3, .5e2]", "tags.note=12", "seeds=0-2", "num_envs=4", "hidden_sizes=[8, 8]",
+            "checkpoint_interval=null", "exploration_fraction=1_0e-2",
+        ],
+    )  # fmt: skip
+    assert config.env_kwargs == {"training": {"sutton_barto_reward": True}, "x": [0.001, 50.0]}
+    assert (config.tags, config.seeds, config.num_envs) == ({"note": "12"}, (0, 1, 2), 4)
+    assert config.checkpoint_interval is None
+    hyper = config.hyper()
+    assert (hyper.learning_rate.start, hyper.gamma, hyper.hidden_sizes) == (1e-4, 0.5, (8, 8))
+    assert hyper.exploration_fraction == 0.1
+    assert hyper.batch_size == 64  # the preset's other settings stay
+
+
+def test_set_uses_the_settings_of_the_chosen_algorithm():
+    config = options.build_config("dqn/cartpole", settings=["algo=ppo", "clip_range=0.3", "algo_kwargs={}"])
+    assert config.algo == "ppo"
+    with pytest.raises(UserError, match="clip_range"):
+        options.build_config("dqn/cartpole", settings=["clip_range=0.3"])
+
+
+def test_seed_options_replace_those_of_the_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("algo: ppo\nenv_id: CartPole-v1\ntotal_timesteps: 10\nseeds: [5, 6]\n")
+    assert options.build_config(str(file), seed=2).all_seeds == (2,)
+    assert options.build_config(str(file), seeds="1,3-4").all_seeds == (1, 3, 4)
+    assert options.build_config(str(file)).all_seeds == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("50000", 50_000), ("50_000", 50_000), ("5e4", 50_000), ("1.5M", 1_500_000)]
+)
+def test_counts_are_written_in_several_ways(text, count):
+    assert options.parse_count(text) == count
+
+
+# --- config -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", registry.presets())
+def test_config_prints_what_it_reads(preset, tmp_path):
+    resolved = make_config(preset).resolved()
+    text = as_yaml(resolved)
+    assert TrainConfig(**yaml.safe_load(text)) == resolved
+    assert set(yaml.safe_load(text)) == set(TrainConfig.model_fields)
+    for field in registry.entry(resolved.algo).load().Hyper.model_fields:
+        assert f"\n  {field}: " in text
+
+
+def test_config_keeps_odd_texts(cli, tmp_path):
+    odd = {"a": "line\nbreak # no comment", "b": "ünï: [x]", "c": "- dash"}
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump({"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 10, "tags": odd}))
+    shown = cli("config", "--config", file)
+    assert shown.status == 0
+    assert yaml.safe_load(shown.out)["tags"] == odd
+    as_json = json.loads(cli("config", "--config", file, "--format", "json").out)
+    assert as_json == yaml.safe_load(shown.out)
+
+
+# --- the boundary -------------------------------------------------------------------------------------------
+
+
+def raising(error: BaseException):
+    def run(self):
+        self.envs.close()
+        self.evaluator.close()
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (UserError("a\nb is wrong."), 2, "error: a b is wrong\n"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),
+        (NonFiniteError("loss is NaN at step 3"), 1, "error: loss is NaN at step 3\n"),
+        (MemoryError(), 2, "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "not enough memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyError("x" * 10_000), 1, "unexpected KeyError"),
+    ],
+)
+def test_what_goes_wrong_inside_ends_with_the_right_status(cli, tmp_path, monkeypatch, error, status, words):
+    monkeypatch.setattr(trainer.Trainer, "run", raising(error))
+    result = cli("train", *PPO, "-n", 64, "-o", tmp_path, "-e", "MountainCar-v0")
+    assert result.status == status
+    assert words in result.err
+    assert "Traceback" not in result.err
+    assert len(result.err) < 1000
+    assert result.out == ""
+
+
+def test_the_traceback_of_a_bug_is_kept_or_shown(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer.Trainer, "run", raising(KeyError("lost")))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    argv = ["train", *PPO, "-n", "64", "-o", tmp_path / "runs"]
+    kept = cli(*argv)
+    log = next(tmp_path.glob("rl-training-*.log"))
+    assert str(log) in kept.err
+    assert log.read_text().startswith("rl-training train")
+    assert "KeyError: 'lost'" in log.read_text()
+    shown = cli(*argv, "--debug")
+    assert "Traceback" in shown.err
+    assert "KeyError: 'lost'" in shown.err
+    assert list(tmp_path.glob("rl-training-*.log")) == [log]
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "import sys; from rl_training.cli import main; sys.exit(main(['list', '--json']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode in (1, 141)
+
+
+def test_messages_are_one_bounded_line():
+    text = boundary.one_line("\x1b[33mWARN: a\n\tb\x00\x07\x1b[0m " + "9" * 10**6)
+    assert text.startswith("WARN: a b 999")
+    assert len(text) < 700
+    assert text.isprintable()
