@@ -8,7 +8,7 @@ Every tensor has a leading seed axis S; algorithms never see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from rl_training.algorithms.base import Algorithm, Batch, TrainState
 from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
-from rl_training.envs.vector import Step
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
 from rl_training.runtime.executor import Executor
+
+if TYPE_CHECKING:
+    from rl_training.envs.vector import Step
 
 ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
 
@@ -152,7 +154,7 @@ class Learner:
             self._copied.synchronize()
 
     def _upload(self, obs: Any, final_obs: Any) -> None:
-        """NumPy writes straight into the buffers (on the CPU: the inputs themselves); a tensor copy costs ten times more."""
+        """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a tensor copy's cost."""
         for rows, array in zip(self._host_obs, (*_arrays(obs), *_arrays(final_obs)), strict=True):
             np.copyto(rows, array)
         if self.device.type == "cpu":
@@ -270,10 +272,8 @@ class RolloutLearner(Learner):
             new, batch = self.algorithm.prepare(train, self.store.whole(data), prepare_key)
             return new.extra, batch
 
-        extra, batch = over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])
-        copy_into(tree["train"].extra, extra)
-        tree["data"]["count"].zero_()
-        return extra, batch
+        # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after the one that writes it.
+        return over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
     def shuffle_fn(self, tree: dict[str, Any]) -> Tensor:
         def one(step: Tensor, key: Tensor) -> Tensor:
@@ -300,7 +300,10 @@ class RolloutLearner(Learner):
         return metrics  # type: ignore[no-any-return]
 
     def learn(self) -> dict[str, Tensor]:
-        _, batch = self._prepare(self.tree)
+        extra, batch = self._prepare(self.tree)
+        with torch.no_grad():
+            copy_into(self.tree["train"].extra, extra)
+            self.tree["data"]["count"].zero_()
         if not self.scratch:
             offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
             order = torch.zeros((len(self.seeds), self.size), dtype=torch.int64, device=self.device)

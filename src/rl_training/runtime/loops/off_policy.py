@@ -48,7 +48,8 @@ class OffPolicyLoop(Loop):
             actions = learner.interact()  # stores the last transition
             if self.env_steps < self.hp.learning_starts:
                 actions = learner.random_actions()
-            self._learn()
+            if self.pending:  # not when a finished run is made longer: it has learned from its last step
+                self._learn()
             self.step_envs(actions)
             self.turns += 1
             self.pending = True
