@@ -24,24 +24,29 @@ class Clock:
 
     def __init__(self, warmup: int, seconds: float) -> None:
         self.warmup, self.seconds = warmup, seconds
-        self.start: tuple[float, int] | None = None
-        self.end: tuple[float, int] | None = None
+        self.start: tuple[float, float, int] | None = None  # wall, processor seconds, steps
+        self.end: tuple[float, float, int] | None = None
 
     def tick(self, steps: int) -> bool:
         """True when enough has been measured."""
         now = time.perf_counter()
         if self.start is None:
             if steps >= self.warmup:
-                self.start = (now, steps)
+                self.start = (now, time.process_time(), steps)
         elif now - self.start[0] >= self.seconds:
-            self.end = self.end or (now, steps)
+            self.end = self.end or (now, time.process_time(), steps)
         return self.end is not None
 
     def result(self, agents: int = 1) -> dict[str, float]:
         if self.start is None or self.end is None:
             raise RuntimeError("the run ended before enough was measured")
-        elapsed, steps = self.end[0] - self.start[0], self.end[1] - self.start[1]
-        return {"steps_per_s": agents * steps / elapsed, "startup_s": self.start[0] - BORN, "measured_s": elapsed}
+        wall, processor, steps = (b - a for a, b in zip(self.start, self.end))
+        return {
+            "steps_per_s": agents * steps / wall,
+            "steps_per_cpu_s": agents * steps / processor,
+            "startup_s": self.start[0] - BORN,
+            "measured_s": wall,
+        }
 
 
 def ours(case: Case, mode: str, seeds: list[int], seconds: float, solve: bool) -> dict[str, Any]:

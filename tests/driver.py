@@ -1,7 +1,7 @@
 """Runs training jobs in a process of its own: `python driver.py jobs` (all, one after the other) or `... zygote`.
 
-A job is {"config": {...}} or {"resume": path}, with an optional "stop_at" (a callback requests the stop at that step) or
-"term_at" (the process sends itself SIGTERM there). Results are JSON lines on standard output.
+A job is {"config": {...}} or {"resume": path}, with an optional "stop_at" (a callback requests the stop at that step)
+or "term_at" (the process sends itself SIGTERM there). Results are JSON lines on standard output.
 The zygote imports everything once, then forks a child for each job line on its standard input: a child shares no
 training state with any other, and starts in milliseconds, which is what makes fifty kills affordable.
 """

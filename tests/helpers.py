@@ -77,7 +77,13 @@ def env_for(name: str) -> str:
 
 def config_for(name: str, output_dir: Path | str, **changes: Any) -> TrainConfig:
     """A run of a second or less."""
-    fields = {"log_interval": 40, "eval_episodes": 1, "execution": "eager", "checkpoint_interval": 10_000, "device": "cpu"}
+    fields = {
+        "log_interval": 40,
+        "eval_episodes": 1,
+        "execution": "eager",
+        "checkpoint_interval": 10_000,
+        "device": "cpu",
+    }
     algo_kwargs = {**small_fields(name), **changes.pop("algo_kwargs", {})}
     merged = {**fields, "env_id": env_for(name), "total_timesteps": 160, **changes}
     return TrainConfig(algo=name, output_dir=str(output_dir), algo_kwargs=algo_kwargs, **merged)
@@ -146,7 +152,9 @@ def run_digest(checkpoint: Path) -> dict[str, str]:
         digest = hashlib.sha256()
         for name in sorted(tensors):
             x = tensors[name].contiguous()
-            digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.view(-1).view(torch.uint8).numpy().tobytes()
+            )
         out[stem] = digest.hexdigest()
     out["counters"] = hashlib.sha256(json.dumps(loaded.meta["counters"], sort_keys=True).encode()).hexdigest()
     lines = [{k: v for k, v in row.items() if k not in WALL_TIME} for row in read_metrics(checkpoint.parent.parent)]

@@ -58,13 +58,17 @@ def check_continues(env_id, first: str, second: str, cuts: tuple[int, ...], afte
         ("rl_training/DictSign-v0", (3, 4)),
         (walk, (0, 2, 31, 57)),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_sync_continues_exactly(env_id, cuts):
     check_continues(env_id, "sync", "sync", cuts)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "HalfCheetah-v5", walk], ids=str)
+@pytest.mark.parametrize(
+    "env_id",
+    ["CartPole-v1", "LunarLander-v3", "HalfCheetah-v5", walk],
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_async_continues_exactly_from_sync_and_back(env_id):
     check_continues(env_id, "sync", "async", (21, 80), after=40)
     check_continues(env_id, "async", "sync", (33,), after=40)

@@ -149,7 +149,8 @@ def test_sigterm_at_random_instants_resumes_exactly(tmp_path: Path, zygote: Zygo
 def _start_cli(root: Path, *extra: str) -> subprocess.Popen[str]:
     command = [
         sys.executable, "-m", "rl_training", "train", "--algo", "dqn", "--env", "CartPole-v1", "-n", "1000000",
-        "--output-dir", str(root), "--no-progress", "--set", "execution=eager", "--set", "checkpoint_interval=500", *extra,
+        "--output-dir", str(root), "--no-progress", "--set", "execution=eager", "--set", "checkpoint_interval=500",
+        *extra,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120

@@ -6,6 +6,7 @@ the runtime can compile it, capture it, run it for many seeds (`vmap`), save it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, parse_hyper
+from rl_training.data.source import Source
 from rl_training.envs.spec import ActionKind, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -41,6 +43,16 @@ class TrainState(NamedTuple):
 class Aux(NamedTuple):
     metrics: dict[str, Tensor]
     priority: Tensor | None = None  # per sample, for prioritised replay
+
+
+class Phase(NamedTuple):
+    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns."""
+
+    name: str
+    step: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]]
+    source: str = "replay"
+    every: int = 1
+    times: int = 1
 
 
 class UpdateResult(NamedTuple):
@@ -106,6 +118,15 @@ class Algorithm(Generic[H]):
     def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
         """On-policy: turn a rollout [T, N, ...] into the batch [T * N, ...] that minibatches are cut from."""
         raise NotImplementedError
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What a turn of the off-policy loop does. Most algorithms have one phase on replay; MBPO has three."""
+        hp: Any = self.hp
+        return (Phase("update", self.train_step, every=hp.train_freq, times=hp.updates_per_block(self.num_envs)),)
+
+    def sources(self) -> dict[str, Source]:
+        """Batches for phases beside the replay of the run, by the name that phases use."""
+        return {}
 
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
@@ -179,14 +200,17 @@ class Algorithm(Generic[H]):
     def standard_batch(self, batch: Batch) -> Batch:
         """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
         out: Batch = {k: tree_map(self._tensor, v) for k, v in batch.items()}
-        done = out.pop("dones", out.pop("terminated", None))
-        if "discounts" not in out:
-            if done is None:
-                raise UserError("the batch needs 'discounts', or 'dones' (true where the episode terminated)")
-            out["discounts"] = self.hp.gamma * (1.0 - done.to(torch.float32))
-        out["rewards"] = out["rewards"].to(torch.float32)
+        if "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
+            done = out.pop("dones", out.pop("terminated", None))
+            if "rewards" not in out:
+                raise UserError(f"the batch needs 'rewards'; it has {', '.join(sorted(out))}")
+            if "discounts" not in out:
+                if done is None:
+                    raise UserError("the batch needs 'discounts', or 'dones' (true where the episode terminated)")
+                out["discounts"] = self.hp.gamma * (1.0 - done.to(torch.float32))
+            out["rewards"] = out["rewards"].to(torch.float32)
         if "weights" not in out:
-            out["weights"] = torch.ones_like(out["rewards"])
+            out["weights"] = torch.ones(len(out["actions"]), device=self.device)
         return out
 
     @torch.no_grad()

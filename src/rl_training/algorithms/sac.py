@@ -1,21 +1,21 @@
 """Soft actor-critic (Haarnoja et al. 2018b): twin critics, squashed-Gaussian actor, automatic temperature.
 
 Deviations: none from the second paper; critics are one batched ensemble, and the actor uses the critics just updated.
+REDQ, DroQ, TQC and CrossQ are this class with other critics: they replace the methods under "the critics".
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import OffPolicyHyper
+from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousHyper, delayed
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.continuous import SACModel
 from rl_training.ops import rng
 from rl_training.ops.distributions import SquashedGaussian
@@ -23,16 +23,14 @@ from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import Optimizer, periodic
 
+Extra = dict[str, Any]
 
-class SACHyper(OffPolicyHyper):
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of the hidden layers of actor and critics."""
-    learning_starts: int = Field(100, ge=0)
-    """Environment steps with random actions before the first update."""
-    tau: float = Field(0.005, gt=0.0, le=1.0)
-    """Share of the online critics that each target update takes over."""
+
+class SACHyper(ContinuousHyper):
     target_update_interval: int = Field(1, ge=1)
     """Gradient steps between target updates."""
+    policy_delay: int = Field(1, ge=1)
+    """Gradient steps of the critics for each one of actor and temperature."""
     ent_coef: float | Literal["auto"] = "auto"
     """Entropy temperature; auto tunes it towards the target entropy."""
     ent_coef_init: float = Field(1.0, gt=0.0)
@@ -48,28 +46,32 @@ class SACHyper(OffPolicyHyper):
         return value
 
 
-class SAC(Algorithm[SACHyper]):
+class CriticReport(NamedTuple):
+    """What a critic's loss tells beside its value, per sample."""
+
+    q: Tensor  # [B]
+    error: Tensor  # absolute: the priority
+    target: Tensor
+    extra: Extra  # entries of `state.extra` that the pass renewed
+
+
+class SAC(ContinuousControl[SACHyper]):
     Hyper = SACHyper
     name = "sac"
-    actions = ("box",)
-    targets = ("critic",)
+    squash = "tanh"
+    targets: ClassVar[tuple[str, ...]] = ("critic",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return self.named_networks(SACModel(spec, self.hp.hidden_sizes, activation=self.hp.activation))
 
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-
     def setup(self) -> None:
+        super().setup()
         hp = self.hp
-        self.adam = self.optimizer()
         self.alpha_adam = Optimizer()
         self.dist = SquashedGaussian(self.spec.action.dim)
         self.target_entropy = -float(self.spec.action.dim) if hp.target_entropy == "auto" else float(hp.target_entropy)
 
-    def init_extra(self) -> dict[str, Any]:
+    def init_extra(self) -> Extra:
         start = self.hp.ent_coef_init if self.hp.ent_coef == "auto" else max(float(self.hp.ent_coef), 1e-12)
         return {"log_alpha": torch.tensor(math.log(start))}
 
@@ -77,33 +79,66 @@ class SAC(Algorithm[SACHyper]):
         log_alpha = torch.zeros((), device=self.device)
         return {**super().init_optimizers(params), "log_alpha": self.alpha_adam.init(log_alpha)}
 
+    # --- the critics: what REDQ, TQC and CrossQ replace ----------------------------------------------------------
+
+    def q_values(self, params: Tensor, obs: Obs, actions: Tensor, key: Tensor | None) -> Tensor:
+        """Values by every critic: [E, B]."""
+        q: Tensor = self.nets["critic"](params, obs, actions)
+        return q
+
+    def next_q(self, params: Tensor, next_obs: Obs, next_action: Tensor, key: Tensor) -> Tensor:
+        """Value to bootstrap from, without the entropy bonus: [B]."""
+        return self.q_values(params, next_obs, next_action, key).amin(0)
+
+    def critic_loss(
+        self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor, key: Tensor
+    ) -> tuple[Tensor, CriticReport]:
+        """Loss per sample; `bonus` is the entropy term -alpha log pi(a'|s') of the soft value."""
+        next_q = self.next_q(state.target["critic"], batch["next_obs"], next_action, rng.fold(key, 0))
+        target = batch["rewards"] + batch["discounts"] * (next_q + bonus)  # soft Bellman target, Eq. 3 and 5
+        q = self.q_values(params, batch["obs"], batch["actions"], rng.fold(key, 1))  # [E, B]
+        error = q - target
+        return 0.5 * (error**2).sum(0), CriticReport(q.mean(0), error.abs().mean(0), target, {})
+
+    def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
+        """The value that the policy climbs: [B]."""
+        return self.q_values(params, obs, action, key).amin(0)
+
+    def policy(self, params: Tensor, extra: Extra, obs: Obs, with_features: bool = False) -> Any:
+        """Output of the actor when it acts."""
+        return self.nets["actor"](params, obs, with_features)
+
+    def learning_policy(self, params: Tensor, extra: Extra, obs: Obs, weights: Tensor) -> tuple[Tensor, Extra]:
+        """Output of the actor when it learns, and entries of `state.extra` that the pass renewed."""
+        return self.policy(params, extra, obs), {}
+
+    # --- shared --------------------------------------------------------------------------------------------------
+
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, actor, critic, weights = self.hp, self.nets["actor"], self.nets["critic"], batch["weights"]
+        hp, obs, weights = self.hp, batch["obs"], batch["weights"]
         rate = hp.learning_rate(state.progress)
-        obs, next_obs = batch["obs"], batch["next_obs"]
         alpha = torch.exp(state.extra["log_alpha"])
-
-        # Soft Bellman target, Eq. 3 and 5.
         next_action, next_log_prob = self.dist.sample_and_log_prob(
-            actor(state.params["actor"], next_obs), rng.fold(key, 0)
+            self.policy(state.params["actor"], state.extra, batch["next_obs"]), rng.fold(key, 0)
         )
-        next_q = critic(state.target["critic"], next_obs, next_action).amin(0)  # [E, B] -> [B]
-        target = batch["rewards"] + batch["discounts"] * (next_q - alpha * next_log_prob)
+        bonus = -alpha * next_log_prob
 
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = critic(params, obs, batch["actions"])  # [E, B]
-            error = q - target
-            return weighted_mean(0.5 * (error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
+        def critic_loss(params: Tensor) -> tuple[Tensor, CriticReport]:
+            loss, report = self.critic_loss(params, state, batch, next_action, bonus, rng.fold(key, 2))
+            return weighted_mean(loss, weights), report
 
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
-        critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        loss_q, report, grads = value_and_grad(critic_loss, state.params["critic"])
+        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        extra = {**state.extra, **report.extra}
 
-        def actor_loss(params: Tensor) -> tuple[Tensor, Tensor]:  # Eq. 7
-            action, log_prob = self.dist.sample_and_log_prob(actor(params, obs), rng.fold(key, 1))
-            return weighted_mean(alpha * log_prob - critic(critic_params, obs, action).amin(0), weights), log_prob
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Extra]]:  # Eq. 7
+            out, renewed = self.learning_policy(params, extra, obs, weights)
+            action, log_prob = self.dist.sample_and_log_prob(out, rng.fold(key, 1))
+            value = self.policy_value(critic, extra, obs, action, rng.fold(key, 3))
+            return weighted_mean(alpha * log_prob - value, weights), (log_prob, renewed)
 
-        loss_pi, log_prob, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor_params, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        loss_pi, (log_prob, renewed), grads = value_and_grad(actor_loss, state.params["actor"])
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
 
         entropy = -weighted_mean(log_prob, weights)
         log_alpha, alpha_opt = state.extra["log_alpha"], state.opt["log_alpha"]
@@ -111,13 +146,20 @@ class SAC(Algorithm[SACHyper]):
             gradient = alpha * (entropy - self.target_entropy)
             log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, rate)
 
+        renewed = {**renewed, "log_alpha": log_alpha}
+        actor, actor_opt, alpha_opt, renewed = delayed(
+            state.step, hp.policy_delay, (actor, actor_opt, alpha_opt, renewed),
+            (state.params["actor"], state.opt["actor"], state.opt["log_alpha"], {k: extra[k] for k in renewed}),
+        )  # fmt: skip
         step = state.step + 1
-        slow = periodic(state.target["critic"], critic_params, step, hp.target_update_interval, hp.tau)
         state = state._replace(
-            params={"actor": actor_params, "critic": critic_params},
-            target={"critic": slow},
+            params={"actor": actor, "critic": critic},
+            target={
+                name: periodic(slow, critic, step, hp.target_update_interval, hp.tau)
+                for name, slow in state.target.items()
+            },
             opt={"actor": actor_opt, "critic": critic_opt, "log_alpha": alpha_opt},
-            extra={"log_alpha": log_alpha},
+            extra={**extra, **renewed},
             step=step,
         )
         metrics = {
@@ -125,18 +167,16 @@ class SAC(Algorithm[SACHyper]):
             "actor_loss": loss_pi,
             "ent_coef": alpha,
             "entropy": entropy,
-            "q_value_mean": weighted_mean(q, weights),
-            "target_mean": weighted_mean(target, weights),
+            "q_value_mean": weighted_mean(report.q, weights),
+            "target_mean": weighted_mean(report.target, weights),
         }
-        return state, Aux(metrics, error)
+        return state, Aux(metrics, report.error)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        out = self.nets["actor"](state.params["actor"], obs)
-        return carry, self.dist.sample(out, key) if explore else self.dist.mode(out), {}
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        out, features = self.policy(state.params["actor"], state.extra, obs, True)
+        mean, log_std = self.dist.split(out)
+        return Behaviour(mean, log_std.exp(), features)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """Smaller critic's value of the deterministic action: the return, without the entropy bonus of this step."""
-        _, action, _ = self.select_action(state, (), obs, torch.zeros((), dtype=torch.int64), explore=False)
-        return self.nets["critic"](state.params["critic"], obs, action).amin(0)  # type: ignore[no-any-return]
+        """The critics' value of the deterministic action: the return, without the entropy bonus of this step."""
+        return self.policy_value(state.params["critic"], state.extra, obs, self.greedy(state, obs), None)

@@ -1,17 +1,41 @@
-"""Environments: one vector interface over Gymnasium, spaces as plain arrays, and exact capture of running episodes."""
+"""Environments: one vector interface over Gymnasium, spaces as plain arrays, and exact capture of running episodes.
+
+Names are looked up when they are used: algorithms and the learner need `spec` only, and must not import Gymnasium.
+"""
 
 from __future__ import annotations
 
-from rl_training.envs.making import make_env
-from rl_training.envs.native import NativeVectorEnv
-from rl_training.envs.probes import register_probes
-from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from rl_training.envs.sync import SyncVectorEnv
-from rl_training.envs.vector import EnvError, EnvState, Episode, Step, VectorEnv, episode_seed, make_vector_env
-from rl_training.envs.workers import AsyncVectorEnv
+import importlib
+from typing import TYPE_CHECKING, Any
 
-register_probes()
+if TYPE_CHECKING:
+    from rl_training.envs.making import make_env
+    from rl_training.envs.native import NativeVectorEnv
+    from rl_training.envs.probes import register_probes
+    from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec
+    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+    from rl_training.envs.sync import SyncVectorEnv
+    from rl_training.envs.vector import EnvError, EnvState, Episode, Step, VectorEnv, episode_seed, make_vector_env
+    from rl_training.envs.workers import AsyncVectorEnv
+
+_MODULES = {
+    "making": ("make_env",),
+    "native": ("NativeVectorEnv",),
+    "probes": ("register_probes",),
+    "spaces": ("ActionDecoder", "Obs", "ObsEncoder", "make_spec"),
+    "spec": ("ActionSpec", "ArraySpec", "EnvSpec"),
+    "sync": ("SyncVectorEnv",),
+    "vector": ("EnvError", "EnvState", "Episode", "Step", "VectorEnv", "episode_seed", "make_vector_env"),
+    "workers": ("AsyncVectorEnv",),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+
 
 __all__ = [
     "ActionDecoder",

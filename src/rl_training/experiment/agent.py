@@ -142,7 +142,7 @@ class Agent:
         if q_values is None or not self.algorithm.spec.action.discrete:
             raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
         batch, single = self._encode(obs)
-        values = q_values(self.state.params["q"], batch).cpu().numpy()
+        values = q_values(self.state.params, batch).cpu().numpy()
         return values[0] if single else values
 
     def _result(self, values: Tensor, single: bool) -> Any:

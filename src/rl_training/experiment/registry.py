@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,17 @@ def _dqn(name: str, class_name: str, summary: str, **defaults: Any) -> Entry:
     )
 
 
+def _continuous(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "continuous control", "off_policy", BOX, summary, defaults)
+
+
+def _value(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    return Entry(
+        name, class_name, f"rl_training.algorithms.{target}", "value-based", "off_policy", DISCRETE, summary, defaults
+    )
+
+
 _TABLE: tuple[Entry, ...] = (
     _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
     _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
@@ -52,10 +63,32 @@ _TABLE: tuple[Entry, ...] = (
     _dqn("noisy_dqn", "NoisyDQN", "DQN that explores by noisy weights (Fortunato et al. 2018)", noisy=True),
     _dqn("prioritized_dqn", "PrioritizedDQN", "DQN with prioritised replay (Schaul et al. 2016)", prioritized=True),
     _dqn("n_step_dqn", "NStepDQN", "DQN with 3-step returns", n_step=3),
+    _dqn("munchausen_dqn", "MunchausenDQN", "DQN with the log-policy added to the reward (Vieillard et al. 2020)",
+         target_rule="munchausen"),
+    _value("c51_dqn", "C51DQN", "c51:C51DQN", "Categorical distribution of the return (Bellemare et al. 2017)"),
+    _value("rainbow_dqn", "RainbowDQN", "c51:C51DQN",
+           "C51, double, dueling, noisy, prioritised and 3-step together (Hessel et al. 2018)",
+           double=True, dueling=True, noisy=True, prioritized=True, n_step=3),
+    _value("qr_dqn", "QRDQN", "qr_dqn:QRDQN", "Quantile regression of the return (Dabney et al. 2018)"),
+    _value("iqn", "IQN", "iqn:IQN", "Implicit quantile networks (Dabney et al. 2018)"),
+    _value("fqf", "FQF", "fqf:FQF", "Quantiles at learned fractions (Yang et al. 2019)"),
+    _value("discrete_sac", "DiscreteSAC", "discrete_sac:DiscreteSAC",
+           "Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"),
     Entry("ppo", "PPO", "rl_training.algorithms.ppo:PPO", "on-policy", "on_policy", ANY,
           "Proximal policy optimisation (Schulman et al. 2017)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
+    _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
+                num_critics=1, policy_delay=1, target_policy_noise=0.0),
+    _continuous("td3", "TD3", "td3:TD3", "Twin delayed deterministic policy gradient (Fujimoto et al. 2018)"),
+    _continuous("naf", "NAF", "naf:NAF", "Q-learning with normalised advantage functions (Gu et al. 2016)"),
+    _continuous("d4pg", "D4PG", "d4pg:D4PG", "Distributional deterministic policy gradient (Barth-Maron et al. 2018)"),
+    _continuous("redq", "REDQ", "redq:REDQ", "SAC with randomised ensembles of critics (Chen et al. 2021)"),
+    _continuous("droq", "DroQ", "redq:REDQ", "SAC with dropout and LayerNorm critics (Hiraoka et al. 2022)",
+                num_critics=2, dropout=0.01, layer_norm=True),
+    _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
+    _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
+    _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
 )  # fmt: skip
 
 
@@ -84,13 +117,18 @@ def entry_of_class(class_name: str) -> Entry | None:
     return next((e for e in entries().values() if e.class_name == class_name), None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str) -> type[Algorithm[Any]]:
     found = entry(name)
     module, _, attribute = found.target.partition(":")
     cls: type[Algorithm[Any]] = getattr(importlib.import_module(module), attribute)
     if found.defaults or cls.name != name:
-        members = {"name": name, "defaults": dict(found.defaults), "__doc__": found.summary, "__module__": cls.__module__}
+        members = {
+            "name": name,
+            "defaults": dict(found.defaults),
+            "__doc__": found.summary,
+            "__module__": cls.__module__,
+        }
         cls = type(found.class_name, (cls,), members)
     return cls
 

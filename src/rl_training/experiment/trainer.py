@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rl_training.envs.vector import VectorEnv, make_vector_env
+from rl_training.envs.vector import EnvError, VectorEnv, make_vector_env
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment import registry, run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
@@ -184,7 +184,11 @@ class Trainer:
             ):
                 self._announce()
                 self._call("on_train_start")
-                self._train()
+                try:
+                    self._train()
+                except EnvError:
+                    self._check_finite()  # a policy that gives NaN actions is at fault itself, not its environment
+                    raise
                 result = self._finish()
                 self._call("on_train_end", result)
             return result

@@ -1,7 +1,63 @@
 """Networks: torsos x heads, all usable on their own as ordinary modules."""
 
-from rl_training.models.continuous import Actor, EnsembleCritic, MLPSACModel, SACModel
+from rl_training.models.continuous import (
+    Actor,
+    D4PGModel,
+    EnsembleCritic,
+    MLPD4PGModel,
+    MLPNAFModel,
+    MLPREDQModel,
+    MLPSACModel,
+    MLPTD3Model,
+    NAFModel,
+    SACModel,
+    TD3Model,
+)
 from rl_training.models.policy import ActorCritic
-from rl_training.models.value import MLPQNetwork, QNetwork
+from rl_training.models.renorm import CrossQModel
+from rl_training.models.value import (
+    C51QNetwork,
+    DiscreteSACModel,
+    EnsembleQNetwork,
+    FQFModel,
+    FractionProposal,
+    ImplicitQuantileNetwork,
+    MLPC51QNetwork,
+    MLPDiscreteSACModel,
+    MLPFQFNetwork,
+    MLPIQNNetwork,
+    MLPQNetwork,
+    MLPQRQNetwork,
+    QNetwork,
+    QRQNetwork,
+)
 
-__all__ = ["Actor", "ActorCritic", "EnsembleCritic", "MLPQNetwork", "MLPSACModel", "QNetwork", "SACModel"]
+__all__ = [
+    "Actor",
+    "ActorCritic",
+    "C51QNetwork",
+    "CrossQModel",
+    "D4PGModel",
+    "DiscreteSACModel",
+    "EnsembleCritic",
+    "EnsembleQNetwork",
+    "FQFModel",
+    "FractionProposal",
+    "ImplicitQuantileNetwork",
+    "MLPC51QNetwork",
+    "MLPD4PGModel",
+    "MLPDiscreteSACModel",
+    "MLPFQFNetwork",
+    "MLPIQNNetwork",
+    "MLPNAFModel",
+    "MLPQNetwork",
+    "MLPQRQNetwork",
+    "MLPREDQModel",
+    "MLPSACModel",
+    "MLPTD3Model",
+    "NAFModel",
+    "QNetwork",
+    "QRQNetwork",
+    "SACModel",
+    "TD3Model",
+]

@@ -24,7 +24,7 @@ def project(next_probs: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tenso
     position = ((shifted - v_min) * ((n - 1) / (v_max - v_min))).clamp(0.0, n - 1.0)  # b_j, in units of atoms
     index = torch.arange(n, device=atoms.device, dtype=atoms.dtype)
     share = (1.0 - (position.unsqueeze(-1) - index).abs()).clamp(min=0.0)  # [..., N from, N to]
-    return (next_probs.unsqueeze(-2) @ share).squeeze(-2)
+    return (next_probs.unsqueeze(-1) * share).sum(-2)  # no matrix product: it may be rounded (TF32), and is not fused
 
 
 def cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:

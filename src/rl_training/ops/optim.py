@@ -36,7 +36,15 @@ class Optimizer:
             return {"count": count}
         if self.kind == "rmsprop":
             return {"count": count, "v": zeros}
-        return {"count": count, "m": zeros, "v": zeros.clone()}
+        return {"count": count, "m": zeros, "v": zeros.clone(), **self._corrections(count + 1.0)}
+
+    def _corrections(self, count: Tensor) -> OptState:
+        """Adam's bias corrections at a step. They are kept ready for the next step: computed where they are used, a
+        compiled CPU graph would take the two powers anew for every few parameters, which costs more than the rest."""
+        return {
+            "correct1": 1.0 - torch.pow(self.beta1, count),
+            "correct2": torch.rsqrt(1.0 - torch.pow(self.beta2, count)),
+        }
 
     def update(
         self, grads: Tensor, state: OptState, params: Tensor, learning_rate: Tensor | float
@@ -52,12 +60,10 @@ class Optimizer:
             return params - learning_rate * grads / (v.sqrt() + self.eps), {"count": count, "v": v}
         m = torch.lerp(state["m"], grads, 1.0 - self.beta1)
         # Adam (Kingma & Ba 2015), Algorithm 1, with the two bias corrections as scalars.
-        correct1 = 1.0 - torch.pow(self.beta1, count)
-        correct2 = 1.0 - torch.pow(self.beta2, count)
-        step = (learning_rate / correct1) * m / (v.sqrt() * torch.rsqrt(correct2) + self.eps)
+        step = (learning_rate / state["correct1"]) * m / (v.sqrt() * state["correct2"] + self.eps)
         if self.kind == "adamw" and self.weight_decay:
             params = params * (1.0 - learning_rate * self.weight_decay)
-        return params - step, {"count": count, "m": m, "v": v}
+        return params - step, {"count": count, "m": m, "v": v, **self._corrections(count + 1.0)}
 
 
 def polyak(target: Tensor, params: Tensor, tau: float) -> Tensor:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Batch, TrainState
+from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.source import Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
@@ -225,29 +226,44 @@ class ReplayLearner(Learner):
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.replay = store
         self.batch_size = hp.batch_size
-        self._update = executor.wrap(self.update_fn, self.small_state)
+        self.sources: dict[str, Source] = {"replay": store, **algorithm.sources()}
+        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in algorithm.sources().items()}
+        self.phases = algorithm.phases()
+        self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
 
-    def sample_one(self, train: TrainState, data: dict[str, Any], key: Tensor) -> Batch:
+    def source_data(self, tree: dict[str, Any], phase: Phase) -> dict[str, Any]:
+        data: dict[str, Any] = tree["data"] if phase.source == "replay" else tree["sources"][phase.source]
+        return data
+
+    def sample_one(self, phase: Phase, train: TrainState, data: dict[str, Any], key: Tensor) -> Batch:
         sample_key = rng.fold(rng.fold(key, SAMPLE), train.step)
-        return self.replay.sample(data, sample_key, self.batch_size, train.progress)
+        return self.sources[phase.source].sample(data, sample_key, self.batch_size, train.progress)
 
-    def update_fn(self, tree: dict[str, Any]) -> dict[str, Tensor]:
+    def update_of(self, phase: Phase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
+        """Sampling, one step of the phase, and the way its result goes back: one function, so one graph."""
+
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> Any:
-            batch = self.sample_one(train, data, key)
-            new, aux = self.algorithm.train_step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+            batch = self.sample_one(phase, train, data, key)
+            new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
             return new, aux.metrics, batch["indices"], aux.priority
 
-        before = tree["train"].step.clone()
-        new, metrics, rows, priority = over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])
-        self.replay.feedback(tree["data"], rows, priority)
-        copy_into(tree["train"], new)
-        self.note_metrics(tree, before, metrics)
-        return metrics  # type: ignore[no-any-return]
+        def update(tree: dict[str, Any]) -> dict[str, Tensor]:
+            before = tree["train"].step.clone()
+            data = self.source_data(tree, phase)
+            new, metrics, rows, priority = over_seeds(one, len(self.seeds))(tree["train"], data, tree["keys"])
+            self.sources[phase.source].feedback(data, rows, priority)
+            copy_into(tree["train"], new)
+            self.note_metrics(tree, before, metrics)
+            return metrics  # type: ignore[no-any-return]
 
-    def update(self, times: int) -> dict[str, Tensor]:
+        return update
+
+    def update(self, times: int, phase: Phase | None = None) -> dict[str, Tensor]:
+        """`times` gradient steps of a phase (the first one when none is named)."""
+        run = self._updates[(phase or self.phases[0]).name]
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
-            metrics = self._update(self.tree)
+            metrics = run(self.tree)
         return metrics
 
 

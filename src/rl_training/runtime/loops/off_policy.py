@@ -26,7 +26,6 @@ class OffPolicyLoop(Loop):
         self.hp: OffPolicyHyper = algorithm.hp
         self.learner: ReplayLearner = ReplayLearner(algorithm, seeds, self.num_envs, total, executor)
         self.turns = 0  # steps of the vector environment
-        self.block = self.hp.updates_per_block(self.num_envs)
         self.pending = False  # a transition is loaded but not yet stored
 
     @staticmethod
@@ -55,10 +54,14 @@ class OffPolicyLoop(Loop):
             self.pending = True
 
     def _learn(self) -> None:
-        due = self.turns > 0 and self.turns % self.hp.train_freq == 0
-        if due and self.env_steps >= max(1, self.hp.learning_starts):
-            self.metrics = self.learner.update(self.block)
-            self.gradient_steps += self.block
+        if self.turns == 0 or self.env_steps < self.hp.learning_starts:
+            return
+        for phase in self.learner.phases:
+            if self.turns % phase.every == 0:
+                metrics = self.learner.update(phase.times, phase)
+                named = {f"{phase.name}/{k}": v for k, v in metrics.items()} if len(self.learner.phases) > 1 else metrics
+                self.metrics = {**self.metrics, **named}
+                self.gradient_steps += phase.times
 
     def finish(self) -> None:
         if self.pending:

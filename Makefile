@@ -1,0 +1,82 @@
+# make train   a trained CartPole agent, from nothing but python3, make and a C++ compiler
+# make test    lint, types and the whole test suite
+# Everything is installed into .venv; nothing outside this directory is changed. `make clean-venv` removes it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+# The version of torch that the tests run with. On a machine without an NVIDIA GPU it is tried first: everyone then has
+# the same numerics, and where a CPU-only build of it is on offer that build is taken instead of gigabytes of GPU
+# libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
+TORCH := torch==2.13.0
+
+.PHONY: help install train test lint format bench docs clean clean-venv
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make install   .venv with an editable install"
+	@echo "make train     train PPO on CartPole-v1 to a solved score"
+	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
+	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
+	@echo "make bench     compare with Stable-Baselines3 on this machine"
+	@echo "make docs      write the generated tables of README and docs"
+	@echo "make clean     remove caches and build files        make clean-venv   remove .venv"
+
+# Stamp files say what is installed: the second `make test` installs nothing, a changed pyproject.toml does.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "rl_training needs Python 3.10 or newer; make PYTHON=python3.12 chooses another one" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: | $(BIN)/python
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' \
+	  || command -v nvidia-smi >/dev/null 2>&1 \
+	  || $(BIN)/python -m pip install "$(TORCH)" \
+	  || echo "$(TORCH) cannot be installed here: taking the version that the requirements lead to"
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-bench: pyproject.toml | $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --editable '.[bench,box2d,mujoco]'
+	@touch $(VENV)/.installed $@
+
+install: $(VENV)/.installed
+
+train: $(VENV)/.installed
+	$(BIN)/rl-training train --config ppo/cartpole --set eval_episodes=20
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# A file's tests stay in one process (they share fixtures); the processes take whole files in turn.
+test: lint
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/compare.py
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+clean-venv:
+	rm -rf $(VENV)

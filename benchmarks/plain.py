@@ -1,0 +1,115 @@
+"""The baseline: updates written as usual, with modules, `backward()` and `torch.optim`, on a batch that is ready."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def dqn(device: torch.device, batch: int = 64) -> Callable[[], Any]:
+    q = mlp([4, 64, 64, 2], nn.ReLU).to(device)
+    target = copy.deepcopy(q)
+    optimizer = torch.optim.Adam(q.parameters(), lr=1e-3)
+    obs, next_obs = torch.randn(2, batch, 4, device=device)
+    actions = torch.randint(0, 2, (batch, 1), device=device)
+    rewards, live = torch.randn(batch, device=device), torch.ones(batch, device=device)
+
+    def update() -> None:
+        with torch.no_grad():
+            goal = rewards + 0.99 * live * target(next_obs).max(1).values
+        loss = functional.smooth_l1_loss(q(obs).gather(1, actions).squeeze(1), goal)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(q.parameters(), 10.0)
+        optimizer.step()
+
+    return update
+
+
+def ppo(device: torch.device, batch: int = 256) -> Callable[[], Any]:
+    actor, critic = (mlp([4, 64, 64, n], nn.Tanh).to(device) for n in (2, 1))
+    parameters = [*actor.parameters(), *critic.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
+    obs = torch.randn(batch, 4, device=device)
+    actions = torch.randint(0, 2, (batch,), device=device)
+    old, advantages, returns = torch.full((batch,), -0.7, device=device), *torch.randn(2, batch, device=device)
+
+    def update() -> None:
+        dist = torch.distributions.Categorical(logits=actor(obs), validate_args=False)
+        ratio = (dist.log_prob(actions) - old).exp()
+        scaled = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        policy = -torch.min(scaled * ratio, scaled * ratio.clamp(0.8, 1.2)).mean()
+        loss = policy + 0.5 * (critic(obs).squeeze(1) - returns).square().mean() - 0.0 * dist.entropy().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+
+    return update
+
+
+def sac(device: torch.device, batch: int = 256) -> Callable[[], Any]:
+    actor = mlp([17, 256, 256, 12], nn.ReLU).to(device)
+    critics = [mlp([23, 256, 256, 1], nn.ReLU).to(device) for _ in range(2)]
+    targets = copy.deepcopy(critics)
+    critic_parameters = [p for c in critics for p in c.parameters()]
+    slow_parameters = [p for c in targets for p in c.parameters()]
+    log_alpha = torch.zeros((), device=device, requires_grad=True)
+    critic_adam = torch.optim.Adam(critic_parameters, lr=3e-4)
+    actor_adam = torch.optim.Adam(actor.parameters(), lr=3e-4)
+    alpha_adam = torch.optim.Adam([log_alpha], lr=3e-4)
+    obs, next_obs = torch.randn(2, batch, 17, device=device)
+    actions = torch.rand(batch, 6, device=device) * 2.0 - 1.0
+    rewards, live = torch.randn(batch, device=device), torch.ones(batch, device=device)
+
+    def sample(x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = actor(x).chunk(2, 1)
+        dist = torch.distributions.Normal(mean, log_std.clamp(-5.0, 2.0).exp(), validate_args=False)
+        raw = dist.rsample()
+        action = raw.tanh()
+        return action, (dist.log_prob(raw) - torch.log(1.0 - action.square() + 1e-6)).sum(1)
+
+    def smallest(networks: list[nn.Sequential], x: Tensor, a: Tensor) -> Tensor:
+        inputs = torch.cat([x, a], 1)
+        return torch.min(networks[0](inputs), networks[1](inputs)).squeeze(1)
+
+    def update() -> None:
+        alpha = log_alpha.detach().exp()
+        with torch.no_grad():
+            next_action, next_log_prob = sample(next_obs)
+            goal = rewards + 0.99 * live * (smallest(targets, next_obs, next_action) - alpha * next_log_prob)
+        inputs = torch.cat([obs, actions], 1)
+        critic_loss = sum(functional.mse_loss(c(inputs).squeeze(1), goal) for c in critics)
+        critic_adam.zero_grad()
+        critic_loss.backward()  # type: ignore[union-attr]
+        critic_adam.step()
+        action, log_prob = sample(obs)
+        actor_loss = (alpha * log_prob - smallest(critics, obs, action)).mean()
+        actor_adam.zero_grad()
+        actor_loss.backward()
+        actor_adam.step()
+        alpha_loss = -(log_alpha.exp() * (log_prob.detach() - 6.0)).mean()
+        alpha_adam.zero_grad()
+        alpha_loss.backward()
+        alpha_adam.step()
+        with torch.no_grad():
+            for slow, fast in zip(slow_parameters, critic_parameters):
+                slow.lerp_(fast, 0.005)
+
+    return update
+
+
+PLAIN: dict[str, Callable[[torch.device], Callable[[], Any]]] = {"dqn": dqn, "ppo": ppo, "sac": sac}

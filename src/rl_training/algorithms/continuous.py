@@ -1,0 +1,102 @@
+"""What the algorithms for continuous control share: settings, acting with exploration, the delayed policy."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import OffPolicyHyper, Positive, Widths, constant
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+from rl_training.ops.exploration import Exploration, Kind
+from rl_training.ops.tree import tree_map
+
+T = TypeVar("T")
+
+
+class ContinuousHyper(OffPolicyHyper):
+    hidden_sizes: Widths = (256, 256)
+    """Widths of the hidden layers of actor and critics."""
+    learning_starts: int = Field(100, ge=0)
+    """Environment steps with random actions before the first update."""
+    tau: float = Field(0.005, gt=0.0, le=1.0)
+    """Share of the online networks that each target update takes over."""
+    exploration: Kind = "gaussian"
+    """How the noise of the actions hangs together in time: gaussian (not at all), ou or gsde (state-dependent)."""
+    ou_theta: float = Field(0.15, gt=0.0, le=1.0)
+    """ou: share of the noise that is forgotten in one step."""
+    sde_sample_freq: int = Field(-1, ge=-1)
+    """gsde: steps between two draws of the noise function; -1: once an episode."""
+
+
+class DeterministicHyper(ContinuousHyper):
+    """Policies without noise of their own."""
+
+    learning_rate: Positive = constant(1e-3)
+    """Step size of the optimiser; a number or a schedule."""
+    exploration_noise: Positive = constant(0.1)
+    """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
+
+
+C = TypeVar("C", bound=ContinuousHyper)
+
+
+class Behaviour(NamedTuple):
+    """A policy's output: where the action lies and how far the noise may carry it."""
+
+    mean: Tensor  # [B, A], before the squash
+    deviation: Tensor | float
+    features: Tensor  # [B, F], for state-dependent noise
+
+
+class ContinuousControl(Algorithm[C]):
+    """Acting, once for the family: `squash(mean + deviation x noise)`, without the noise when evaluated."""
+
+    actions = ("box",)
+    actor: ClassVar[str] = "actor"  # the network that acts
+    squash: ClassVar[Literal["tanh", "clamp"]] = "clamp"
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        """What the policy would do: the one method of acting that an algorithm defines."""
+        raise NotImplementedError
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        if not spec.action.bounded:  # there must be bounds to scale [-1, 1] to
+            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
+
+    def setup(self) -> None:
+        hp, network = self.hp, self.nets[self.actor].module
+        self.adam = self.optimizer()
+        features = int(getattr(network, "features", 0))
+        if hp.exploration == "gsde" and not features:
+            raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")
+        self.exploration = Exploration(hp.exploration, self.spec.action.dim, features, hp.ou_theta, hp.sde_sample_freq)
+
+    def init_carry(self, batch: int) -> Tree:
+        return self.exploration.init(batch)
+
+    def select_action(
+        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
+    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+        mean, deviation, features = self.behaviour(state, obs)
+        if explore:
+            carry, noise = self.exploration.noise(carry, key, mean.shape[0], features)
+            mean = mean + deviation * noise
+        return carry, torch.tanh(mean) if self.squash == "tanh" else mean.clamp(-1.0, 1.0), {}
+
+    def greedy(self, state: TrainState, obs: Obs) -> Tensor:
+        """The deterministic action: [B, A]."""
+        return self.select_action(state, (), obs, torch.zeros((), dtype=torch.int64), explore=False)[1]
+
+
+def delayed(step: Tensor, every: int, new: T, old: T) -> T:
+    """`new` at each `every`-th step, the first one included, else `old`: a select, so that there is one graph."""
+    if every == 1:
+        return new
+    due = step % every == 0
+    return tree_map(lambda a, b: torch.where(due, a, b), new, old)

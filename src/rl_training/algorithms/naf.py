@@ -1,0 +1,76 @@
+"""Normalised advantage functions, NAF (Gu et al. 2016): Q-learning whose maximum over actions is known.
+
+Q is quadratic in the action around mu(s), so max_a Q = V(s) and the policy improves implicitly: one network, one loss.
+Deviations: no batch normalisation; noise of a fixed scale instead of one shaped by P; one update a step by default.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.continuous import Behaviour, ContinuousControl, DeterministicHyper
+from rl_training.algorithms.hyper import Positive, constant
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.continuous import NAFModel, quadratic_q
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
+from rl_training.ops.optim import polyak
+
+
+class NAFHyper(DeterministicHyper):
+    exploration_noise: Positive = constant(0.3)
+    """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
+    max_grad_norm: float = Field(10.0, ge=0.0)
+    """Gradients are scaled down to this norm; 0 switches it off."""
+
+
+def naf_loss(q: Tensor, next_value: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Squared TD error of Q(s, a) [B] towards r + discount x V'(s') (Algorithm 1), and the means of both sides."""
+    target = batch["rewards"] + batch["discounts"] * next_value
+    weights = batch["weights"]
+    return {
+        "loss": weighted_mean((q - target) ** 2, weights),
+        "target_q_mean": weighted_mean(target, weights),
+        "q_mean": weighted_mean(q, weights),
+    }
+
+
+class NAF(ContinuousControl[NAFHyper]):
+    Hyper = NAFHyper
+    name = "naf"
+    actor = "q"
+    targets = ("q",)
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        return {"q": NAFModel(spec, self.hp.hidden_sizes, activation=self.hp.activation)}
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        return {"q": network}
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        net, hp = self.nets["q"], self.hp
+        next_value = net(state.target["q"], batch["next_obs"])[1]
+        target = batch["rewards"] + batch["discounts"] * next_value
+
+        def loss(params: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], Tensor]]:
+            mean, value, lower = net(params, batch["obs"])
+            q = quadratic_q(mean, value, lower, batch["actions"])
+            metrics = naf_loss(q, next_value, batch)
+            return metrics["loss"], (metrics, (q - target).abs())
+
+        _, (metrics, error), grads = value_and_grad(loss, state.params["q"])
+        params, opt = self.adam.update(grads, state.opt["q"], state.params["q"], hp.learning_rate(state.progress))
+        slow = polyak(state.target["q"], params, hp.tau)
+        state = state._replace(params={"q": params}, target={"q": slow}, opt={"q": opt}, step=state.step + 1)
+        return state, Aux(metrics, error)
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        mean, _, _, features = self.nets["q"](state.params["q"], obs, True)
+        return Behaviour(mean, self.hp.exploration_noise(state.progress), features)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        """V(s), the value of the greedy policy."""
+        value: Tensor = self.nets["q"](state.params["q"], obs)[1]
+        return value

@@ -1,0 +1,107 @@
+"""Twin delayed deep deterministic policy gradient, TD3 (Fujimoto et al. 2018), and DDPG (Lillicrap et al. 2016).
+
+DDPG is the same update with one critic, no delay and no smoothing.
+Deviations from TD3: the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ... From DDPG: Gaussian noise by
+default (`exploration: ou` is the paper's), no weight decay, and the critic sees the action in its first layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.continuous import Behaviour, ContinuousControl, DeterministicHyper, delayed
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.continuous import TD3Model
+from rl_training.ops import rng
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
+from rl_training.ops.optim import polyak
+
+
+class TD3Hyper(DeterministicHyper):
+    num_critics: int = Field(2, ge=1)
+    """Critics, whose smallest value is the target."""
+    policy_delay: int = Field(2, ge=1)
+    """Gradient steps of the critics for each one of the actor and the targets."""
+    target_policy_noise: float = Field(0.2, ge=0.0)
+    """Standard deviation of the noise on the target's actions."""
+    target_noise_clip: float = Field(0.5, ge=0.0)
+    """That noise is clipped to this size."""
+
+
+class TD3(ContinuousControl[TD3Hyper]):
+    Hyper = TD3Hyper
+    name = "td3"
+    targets = ("actor", "critic")
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        return self.named_networks(
+            TD3Model(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
+        )
+
+    def policy(self, params: Tensor, obs: Obs) -> Tensor:
+        """mu(s) in [-1, 1]: [B, A]."""
+        return torch.tanh(self.nets["actor"](params, obs))
+
+    def target_action(self, params: Tensor, next_obs: Obs, key: Tensor) -> Tensor:
+        """The target actor's action, smoothed by clipped noise (Eq. 14)."""
+        action, hp = self.policy(params, next_obs), self.hp
+        if not hp.target_policy_noise:
+            return action
+        noise = hp.target_policy_noise * rng.normal(key, tuple(action.shape))
+        return torch.clamp(action + noise.clamp(-hp.target_noise_clip, hp.target_noise_clip), -1.0, 1.0)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, critic, obs, weights = self.hp, self.nets["critic"], batch["obs"], batch["weights"]
+        rate = hp.learning_rate(state.progress)
+        next_action = self.target_action(state.target["actor"], batch["next_obs"], key)
+        next_q = critic(state.target["critic"], batch["next_obs"], next_action).amin(0)  # [E, B] -> [B]
+        target = batch["rewards"] + batch["discounts"] * next_q
+
+        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            q = critic(params, obs, batch["actions"])  # [E, B]
+            error = q - target
+            return weighted_mean((error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
+
+        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Algorithm 1: the first critic alone
+            return -weighted_mean(critic(critic_params, obs, self.policy(params, obs))[0], weights), ()
+
+        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        actor_params, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        slow = {
+            "actor": polyak(state.target["actor"], actor_params, hp.tau),
+            "critic": polyak(state.target["critic"], critic_params, hp.tau),
+        }
+        actor_params, actor_opt, slow = delayed(
+            state.step, hp.policy_delay, (actor_params, actor_opt, slow),
+            (state.params["actor"], state.opt["actor"], state.target),
+        )  # fmt: skip
+        state = state._replace(
+            params={"actor": actor_params, "critic": critic_params},
+            target=slow,
+            opt={"actor": actor_opt, "critic": critic_opt},
+            step=state.step + 1,
+        )
+        metrics = {
+            "critic_loss": loss_q,
+            "actor_loss": loss_pi,
+            "q_value_mean": weighted_mean(q, weights),
+            "target_mean": weighted_mean(target, weights),
+        }
+        return state, Aux(metrics, error)
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        out, features = self.nets["actor"](state.params["actor"], obs, True)
+        return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        """Smallest critic's value of the deterministic action."""
+        q: Tensor = self.nets["critic"](state.params["critic"], obs, self.greedy(state, obs))
+        return q.amin(0)

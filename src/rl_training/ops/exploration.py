@@ -1,0 +1,65 @@
+"""Exploration noise for continuous actions as data: a process of unit-variance noise, and the three ways it can be
+correlated in time.
+
+An algorithm multiplies the noise with its own scale: a fixed deviation (DDPG, TD3, NAF, D4PG) or the learned one of
+its policy (SAC and its relatives, MPO). What the process must remember between two steps is a tree, the *carry*: the
+runtime keeps it for each environment and puts it back to `init` when an episode ends.
+
+gaussian  independent at every step
+ou        Ornstein-Uhlenbeck (Lillicrap et al. 2016, section 7), x' = (1 - theta) x + sqrt(1 - (1 - theta)^2) n: scaled
+          so that the stationary variance is 1. The paper's sigma 0.2 at theta 0.15 is a scale of 0.38 here.
+gsde      state-dependent (Raffin et al. 2021, Eq. 5): a random linear function of the policy's last hidden layer, drawn
+          anew each episode or every few steps. The same state gives the same noise. Deviation: the features are scaled
+          to length 1, so that the noise of every state has variance 1 and the policy keeps its own, learned deviation
+          in place of the paper's separate matrix; the distribution that is learned from does not change.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rl_training.ops import rng
+
+Kind = Literal["gaussian", "ou", "gsde"]
+Carry = Any
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """A noise process over actions of `dim` numbers."""
+
+    kind: Kind
+    dim: int
+    features: int = 0  # gsde: width of the features
+    theta: float = 0.15  # ou: share of the noise that is forgotten in one step
+    period: int = -1  # gsde: steps between two draws; -1: once an episode
+
+    def init(self, batch: int) -> Carry:
+        """The carry at the start of an episode."""
+        if self.kind == "ou":
+            return {"noise": torch.zeros(batch, self.dim)}
+        if self.kind == "gsde":
+            return {"age": torch.zeros(batch, dtype=torch.int64), "matrix": torch.zeros(batch, self.features, self.dim)}
+        return ()
+
+    def noise(self, carry: Carry, key: Tensor, batch: int, features: Tensor | None = None) -> tuple[Carry, Tensor]:
+        """(carry, noise [B, A])."""
+        if self.kind == "gaussian":
+            return carry, rng.normal(key, (batch, self.dim))
+        if self.kind == "ou":
+            keep = 1.0 - self.theta
+            noise = keep * carry["noise"] + math.sqrt(1.0 - keep**2) * rng.normal(key, (batch, self.dim))
+            return {"noise": noise}, noise
+        if features is None:
+            raise ValueError("state-dependent exploration needs the features of the policy")
+        age = carry["age"]
+        due = age == 0 if self.period < 1 else age % self.period == 0
+        drawn = rng.normal(key, (batch, self.features, self.dim))
+        matrix = torch.where(due.view(-1, 1, 1), drawn, carry["matrix"])
+        direction = features / torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp(min=1e-8)
+        return {"age": age + 1, "matrix": matrix}, (direction.unsqueeze(-2) @ matrix).squeeze(-2)

@@ -1,0 +1,63 @@
+"""The example scripts run as they stand, with a small budget, and leave a run that can be loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_training import load
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ARGUMENTS = {  # enough steps that learning has begun
+    "dqn_cartpole_reference.py": ["--total-timesteps", "1400"],
+    "ppo_cartpole_reference.py": ["--total-timesteps", "512"],
+    "sac_pendulum_reference.py": ["--total-timesteps", "130"],
+    "custom_env.py": ["--total-timesteps", "1200"],
+}
+
+
+def run_example(script: str, *arguments: str, cwd: Path) -> str:
+    """Its standard output."""
+    command = [sys.executable, str(EXAMPLES / script), *ARGUMENTS[script], *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("script", [name for name in ARGUMENTS if name.endswith("_reference.py")])
+def test_reference_example(tmp_path: Path, script: str) -> None:
+    out = run_example(script, cwd=tmp_path)
+    run = next((tmp_path / "runs").iterdir())
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["gradient_steps"] > 0
+    assert summary["final_eval"]["episodes"] == 20
+    assert f"mean return over 20 episodes: {summary['final_eval']['mean_return']:.1f}" in out
+    agent = load(run)
+    shape = agent.algorithm.spec.observation.shape
+    assert agent.predict([[0.0] * shape[0]] * 3).shape[0] == 3
+
+
+def test_reference_example_as_a_study(tmp_path: Path) -> None:
+    out = run_example("ppo_cartpole_reference.py", "--seeds", "3,5", cwd=tmp_path)
+    run = next((tmp_path / "runs").iterdir())
+    assert json.loads((run / "summary.json").read_text())["seeds"] == [3, 5]
+    assert "over 40 episodes" in out
+
+
+def test_custom_environment_and_callback(tmp_path: Path) -> None:
+    out = run_example("custom_env.py", cwd=tmp_path)
+    assert "step 1000: mean return" in out  # the callback was called at the evaluation
+    run = next((tmp_path / "runs").iterdir())
+    assert run.name.startswith("dqn__Corridor-v0__seed0__")
+    assert "actions along the corridor: [" in out

@@ -1,0 +1,217 @@
+"""The run around the learning: budget, events, callbacks, early ends, what is left on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from helpers import ALGORITHMS, config_for
+
+from rl_training import Callback, EarlyStopping, UserError
+from rl_training.experiment.agent import Agent
+from rl_training.experiment.checkpoint import list_checkpoints, load_checkpoint, resolve, verify
+from rl_training.experiment.metrics import read_metrics
+from rl_training.experiment.trainer import Trainer
+
+
+class Recorder(Callback):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.events.append(("start", trainer.env_steps))
+
+    def on_collect_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
+        self.events.append(("collect", result["env_steps"]))
+
+    def on_update_end(self, trainer: Trainer, result: dict[str, float]) -> None:
+        self.events.append(("update", trainer.env_steps))
+
+    def on_eval_end(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        self.events.append(("eval", metrics["mean_return"]))
+
+    def on_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        self.events.append(("checkpoint", path.name))
+
+    def on_train_end(self, trainer: Trainer, result: Any) -> None:
+        self.events.append(("end", result.status))
+
+
+class Stop(Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_collect_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
+        if result["env_steps"] >= self.at:
+            trainer.request_stop("enough")
+
+
+class Payments(gym.Env[Any, Any]):
+    """One-step episodes; the reward falls with every evaluation episode, so the first evaluation is the best."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(1, np.float32), -float(self.steps), True, False, {}
+
+
+def trainer(name: str, root: Path, callbacks: Any = (), env: Any = None, **changes: Any) -> Trainer:
+    return Trainer(config_for(name, root, **changes), callbacks=callbacks, env=env, progress=False)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("total", "envs"), [(100, 1), (104, 4), (77, 1)])
+def test_exact_step_budget(name: str, total: int, envs: int, tmp_path: Path) -> None:
+    """Also where it is no multiple of the rollout."""
+    result = trainer(name, tmp_path, total_timesteps=total, num_envs=envs).run()
+    assert result.status == "completed"
+    assert result.summary["env_steps"] == total
+    state = load_checkpoint(result.checkpoint_path).tensors["state"]
+    assert state["env_steps"].tolist() == [total]
+    assert state["train.progress"].tolist() == [1.0]
+    assert state["train.step"].tolist() == [result.summary["gradient_steps"]]
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_budget_that_the_environments_cannot_split_is_not_exceeded(name: str, tmp_path: Path) -> None:
+    result = trainer(name, tmp_path, total_timesteps=103, num_envs=4).run()
+    assert result.summary["env_steps"] == 100
+
+
+def test_gradient_steps_follow_the_rhythm(tmp_path: Path) -> None:
+    for kwargs, envs, expected in [
+        ({"learning_starts": 40}, 1, 61),  # after steps 40, 41, ..., 100
+        ({"learning_starts": 40, "train_freq": 4, "gradient_steps": 2}, 1, 2 * 16),  # 40, 44, ..., 100
+        ({"learning_starts": 40, "gradient_steps": -1}, 4, 4 * 16),
+        ({"learning_starts": 0}, 1, 100),
+    ]:
+        result = trainer("dqn", tmp_path, total_timesteps=100, num_envs=envs, algo_kwargs=kwargs).run()
+        assert result.summary["gradient_steps"] == expected, kwargs
+    ppo = trainer("ppo", tmp_path, total_timesteps=100, num_envs=2).run()
+    assert ppo.summary["gradient_steps"] == 3 * 2 * 2  # three full rollouts of 32, two epochs, two minibatches
+
+
+def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
+    recorder = Recorder()
+    changes = {"log_interval": 50, "eval_interval": 100, "checkpoint_interval": 100, "total_timesteps": 200}
+    result = trainer("dqn", tmp_path, [recorder], **changes).run()
+    kinds = [kind for kind, _ in recorder.events if kind != "collect"]
+    assert kinds == [
+        "start", "update", "update", "eval", "checkpoint", "update", "update", "eval", "checkpoint", "end",
+    ]  # fmt: skip
+    collected = [step for kind, step in recorder.events if kind == "collect"]
+    assert collected == sorted(collected)
+    assert {50, 100, 150, 200} <= set(collected)
+    assert recorder.events[-1] == ("end", "completed")
+    assert [v for k, v in recorder.events if k == "checkpoint"] == ["step_000000000100", "step_000000000200"]
+    assert result.metrics["train/gradient_steps"] == 161
+    steps = [row["step"] for row in read_metrics(result.run_dir) if "train/loss" in row]
+    assert steps == [50, 100, 150, 200]
+    evals = [row["step"] for row in read_metrics(result.run_dir) if "eval/mean_reward" in row]
+    assert evals == [100, 200]
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "sac"])
+def test_request_stop_leaves_a_checkpoint(name: str, tmp_path: Path) -> None:
+    result = trainer(name, tmp_path, [Stop(50)], total_timesteps=100_000).run()
+    assert result.status == "stopped"
+    assert 50 <= result.summary["env_steps"] < 20_000
+    assert verify(result.checkpoint_path) is None
+    assert resolve(result.run_dir) == result.checkpoint_path.resolve()
+    assert json.loads((result.run_dir / "metadata.json").read_text())["reason"] == "enough"
+    assert result.final_eval["step"] == result.summary["env_steps"]
+
+
+def test_stop_at_return(tmp_path: Path) -> None:
+    changes = {"eval_interval": 50, "total_timesteps": 1_000, "stop_at_return": 5.0}
+    result = trainer("dqn", tmp_path, **changes).run()
+    assert result.status == "stopped"
+    assert result.summary["env_steps"] == 50
+    assert "stop_at_return" in json.loads((result.run_dir / "metadata.json").read_text())["reason"]
+    changes["stop_at_return"] = 501.0
+    assert trainer("dqn", tmp_path, **{**changes, "total_timesteps": 150}).run().status == "completed"
+
+
+def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
+    """Every evaluation is worse than the one before: the first stays the best, patience ends the run."""
+    result = trainer(
+        "dqn", tmp_path, [EarlyStopping(patience=2)], env=Payments, eval_interval=20, total_timesteps=1_000
+    ).run()
+    assert result.status == "stopped"
+    assert result.summary["env_steps"] == 60
+    returns = [row["eval/mean_reward"] for row in read_metrics(result.run_dir) if "eval/mean_reward" in row]
+    assert returns == [-1.0, -2.0, -3.0]
+    assert result.best_eval is not None
+    assert (result.best_eval["step"], result.best_eval["mean_return"]) == (20, -1.0)
+    assert [p.name for p in list_checkpoints(result.run_dir, "best")] == ["best_000000000020"]
+    best = Agent.load(result.run_dir / "best", device="cpu", env=Payments)
+    last = Agent.load(result.run_dir, device="cpu", env=Payments)
+    assert best.path is not None
+    assert best.path.name == "best_000000000020"
+    assert int(best.state.step) == 0
+    assert int(last.state.step) == result.summary["gradient_steps"]
+    with pytest.raises(UserError, match="policy only"):
+        Trainer.resume(result.run_dir / "best", env=Payments)
+
+
+def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> None:
+    result = trainer("ppo", tmp_path, checkpoint_interval=32, keep_checkpoints=2, seeds=(0, 1)).run()
+    assert len(list_checkpoints(result.run_dir, "step")) == 2
+    assert all(verify(path) is None for path in list_checkpoints(result.run_dir))
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    assert set(summary) >= {
+        "algo", "env_id", "seeds", "status", "env_steps", "gradient_steps", "wall_time_s", "steps_per_second", "device",
+        "execution", "final_eval", "best_eval", "checkpoint",
+    }  # fmt: skip
+    assert set(summary["final_eval"]) >= {"mean_return", "iqm", "ci95", "episodes", "per_seed"}
+    for row in summary["final_eval"]["per_seed"]:
+        assert set(row) >= {"seed", "mean_return", "std_return", "mean_length"}
+    assert (result.run_dir / summary["checkpoint"]).is_dir()
+    assert (summary["seeds"], summary["status"]) == ([0, 1], "completed")
+    seeds = {row.get("seed") for row in read_metrics(result.run_dir)}
+    assert seeds == {0, 1, None}  # a line for each seed, and one for the study
+    assert list((result.run_dir / "tensorboard").glob("events*"))
+    assert (result.run_dir / "config.yaml").is_file()
+
+
+def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> None:
+    result = trainer("sac", tmp_path, total_timesteps=80).run()
+    with pytest.raises(UserError, match="already took 80 of 80 steps"):
+        Trainer.resume(result.run_dir, progress=False)
+    longer = Trainer.resume(result.run_dir, total_timesteps=120, progress=False).run()
+    assert longer.run_dir == result.run_dir.resolve() or longer.run_dir == result.run_dir
+    assert longer.summary["env_steps"] == 120
+    assert longer.summary["gradient_steps"] == result.summary["gradient_steps"] + 40
+
+
+def test_an_interrupted_end_can_be_finished(tmp_path: Path) -> None:
+    """Killed between the last checkpoint and the summary: the budget is spent, but the run is not over."""
+    run = trainer("dqn", tmp_path, total_timesteps=80)
+    result = run.run()
+    metadata = result.run_dir / "metadata.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "status": "running"}))
+    (result.run_dir / "summary.json").unlink()
+    again = Trainer.resume(result.run_dir, progress=False).run()
+    assert again.status == "completed"
+    assert again.final_eval == result.final_eval
+    assert json.loads((result.run_dir / "summary.json").read_text())["env_steps"] == 80
+
+
+def test_training_and_evaluation_get_their_own_environment_arguments(tmp_path: Path) -> None:
+    kwargs = {"ending": "truncated", "training": {"horizon": 3}, "evaluation": {"horizon": 7}}
+    result = trainer("dqn", tmp_path, env_id="rl_training/ConstantReward-v0", env_kwargs=kwargs).run()
+    assert result.final_eval["mean_return"] == 7.0
+    assert result.metrics["rollout/ep_rew_mean"] == 3.0
