@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import BATCH, batch_for, make_algorithm
+from helpers import BATCH, assert_near, batch_for, make_algorithm
 
 from rl_training.algorithms.target_rules import TargetRule
 from rl_training.envs.vector import make_vector_env
 from rl_training.experiment import registry
 from rl_training.ops import rng
+from rl_training.ops.tree import tree_map, tree_stack
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.loops import OffPolicyLoop
 
@@ -103,6 +104,21 @@ def test_every_rule_serves_every_head(head: str, rule: str, double: bool) -> Non
     assert aux.priority.shape == (BATCH,)
     assert (aux.priority >= 0).all()
     assert torch.isfinite(new.params["q"]).all()
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rule", ["max", "munchausen", "expected_sarsa", "clipped_double"])
+def test_seeds_as_an_axis_with_every_option(head: str, rule: str) -> None:
+    fields = {"double": True, "dueling": True, "noisy": True, "hysteretic": 0.5, "target_rule": rule}
+    algorithm = make_algorithm(head, **SMALL[head], **fields)
+    states = [algorithm.init_state(seed) for seed in (0, 1)]
+    batches = [batch_for(algorithm, seed) for seed in (0, 1)]
+    keys = [rng.fold(KEY, seed) for seed in (0, 1)]
+    together, aux = torch.vmap(algorithm.train_step)(tree_stack(states), tree_stack(batches), torch.stack(keys))
+    for i in (0, 1):
+        alone, single = algorithm.train_step(states[i], batches[i], keys[i])
+        assert_near(tree_map(lambda x, i=i: x[i], together.params), alone.params, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(aux.priority[i], single.priority, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("head", HEADS)

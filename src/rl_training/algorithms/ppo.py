@@ -1,5 +1,5 @@
-"""Proximal policy optimisation (Schulman et al. 2017), clipped objective, for discrete, multi-discrete, multi-binary and
-continuous actions.
+"""Proximal policy optimisation (Schulman et al. 2017), clipped objective, for discrete, multi-discrete, multi-binary
+and continuous actions.
 
 Details that its published scores depend on (Engstrom et al. 2020; Huang et al. 2022): orthogonal initialisation,
 advantages normalised per minibatch, separate actor and critic, Adam eps 1e-5, gradient clipping, a state-independent
@@ -108,7 +108,9 @@ class PPO(Algorithm[PPOHyper]):
         decays = self.hp.gamma * torch.cat([torch.ones_like(first), continues[:-1]])  # into row t from row t - 1
         increments = torch.cat([rewards[:1] + decays[:1] * first, rewards[1:]])
         running = reverse_scan(increments.flip(0), decays.flip(0)).flip(0)  # R_t = r_t + gamma c_{t-1} R_{t-1}
-        moments = update_moments({k: returns[k] for k in ("mean", "var", "count")}, running.flatten(), weights.flatten())
+        moments = update_moments(
+            {k: returns[k] for k in ("mean", "var", "count")}, running.flatten(), weights.flatten()
+        )
         scaled = torch.clamp(rewards * torch.rsqrt(moments["var"] + 1e-8), -10.0, 10.0)
         return {**moments, "running": running[-1] * continues[-1]}, scaled
 
@@ -124,7 +126,7 @@ class PPO(Algorithm[PPOHyper]):
             out, values = net(params, batch["obs"])
             log_ratio = self.dist.log_prob(out, batch["actions"]) - batch["log_probs"]
             ratio = torch.exp(log_ratio)
-            clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
+            clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors
             policy = weighted_mean(-torch.minimum(advantages * ratio, advantages * clipped), weights)  # Eq. 7
             value = weighted_mean((values - batch["returns"]) ** 2, weights)
             entropy = weighted_mean(self.dist.entropy(out), weights)

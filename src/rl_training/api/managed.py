@@ -1,10 +1,10 @@
-"""The managed classes: `DQN(config).learn()`. One class serves every algorithm; the public names come from the registry."""
+"""The managed classes: `DQN(config).learn()`. One class serves every algorithm; the names come from the registry."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,9 @@ class ManagedAlgorithm:
 
     algo: ClassVar[str]
 
-    def __init__(self, config: TrainConfig | None = None, *, env_fn: Callable[[], Any] | None = None, **fields: Any) -> None:
+    def __init__(
+        self, config: TrainConfig | None = None, *, env_fn: Callable[[], Any] | None = None, **fields: Any
+    ) -> None:
         if config is None:
             config = TrainConfig(**{"algo": self.algo, **fields})
         elif not isinstance(config, TrainConfig):
@@ -98,7 +100,7 @@ def load(
     return Agent.load(path, seed=seed, device=device, env=env_fn or env_id)
 
 
-@lru_cache(maxsize=None)
+@cache
 def algorithm_class(name: str) -> type[ManagedAlgorithm]:
     """`algorithm_class("dqn") is rl_training.DQN`."""
     entry = registry.entry(name)

@@ -47,7 +47,9 @@ class Replay(Storage):
         """The n-step transitions that start at logical `time` of environment `env`: [B] each."""
         base = env * self.stride
         rows = base + time % self.stride
-        batch = self.read(data, rows, tuple(k for k in self.columns if k not in ("next_obs", "terminated", "truncated")))
+        batch = self.read(
+            data, rows, tuple(k for k in self.columns if k not in ("next_obs", "terminated", "truncated"))
+        )
         if self.n_step == 1:
             batch["next_obs"] = self.read(data, rows, ("next_obs",))["next_obs"]
             batch["discounts"] = torch.where(data["terminated"][rows], 0.0, self.gamma)

@@ -1,4 +1,4 @@
-"""A trained policy, loaded once: predict, evaluate, value. Also how algorithm and environment are built from a config."""
+"""A trained policy, loaded once: predict, evaluate, value. Also how an algorithm is built from a config."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) ->
 
 
 def safe_env_id(env_id: str) -> str:
-    """The id of an environment named by a file. A module part is never imported: it would run the file's choice of code."""
+    """The id of an environment named by a file. A module part is never imported: that would run the file's code."""
     _, colon, name = env_id.rpartition(":")
     if not colon:
         return env_id
@@ -171,7 +171,9 @@ def fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     for name, leaf in tree_items(tree, prefix):
         saved = tensors.get(name)
         if saved is None or saved.shape != leaf.shape:
-            raise UserError(f"the checkpoint does not fit its own configuration: {name} is missing or has another shape")
+            raise UserError(
+                f"the checkpoint does not fit its own configuration: {name} is missing or has another shape"
+            )
         values.append(saved.to(leaf.device, leaf.dtype))
     flat = iter(values)
     return tree_map(lambda _: next(flat), tree)
@@ -204,5 +206,7 @@ def classify(space: Any, obs: Any) -> tuple[bool, Any]:
     if array.ndim == len(shape) + 1 and array.shape[1:] == shape and len(array):
         return False, array
     raise UserError(
-        f"the observation has shape {array.shape}; this agent needs {shape}, or a batch {('N', *shape)}".replace("'", "")
+        f"the observation has shape {array.shape}; this agent needs {shape}, or a batch {('N', *shape)}".replace(
+            "'", ""
+        )
     )

@@ -32,7 +32,7 @@ class ExperimentManager:
         return below if below.exists() else Path(run)
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """Summaries of the runs, oldest first; a run without one (killed before its first checkpoint) has its name only."""
+        """Summaries of the runs, oldest first; one killed before its first checkpoint has its name only."""
         rows = []
         for path in sorted(self.output_dir.glob("*/config.yaml")):
             summary = path.parent / "summary.json"

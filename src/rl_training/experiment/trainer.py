@@ -15,7 +15,8 @@ import torch
 
 from rl_training.envs.vector import EnvError, VectorEnv, make_vector_env
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.experiment import registry, run_dir as runs
+from rl_training.experiment import registry
+from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
 from rl_training.experiment.callbacks import Callback
 from rl_training.experiment.checkpoint import (
@@ -135,8 +136,9 @@ class Trainer:
             config = config.model_copy(update={"total_timesteps": total_timesteps})
         done = config.total_timesteps <= checkpoint.meta["counters"]["env_steps"]
         if done and runs.read_status(found.parent.parent) in ("completed", "stopped"):
+            taken = checkpoint.meta["counters"]["env_steps"]
             raise UserError(
-                f"this run already took {checkpoint.meta['counters']['env_steps']:,} of {config.total_timesteps:,} steps;"
+                f"this run already took {taken:,} of {config.total_timesteps:,} steps;"
                 " give a larger --total-timesteps to go on"
             )
         if env is None:
@@ -208,7 +210,9 @@ class Trainer:
         self.progress.message(f"run directory: {self.run_dir}")
         self.progress.message(f"execution: {mode} on {self.device} ({reason})")
         if self.resumed is not None:
-            state = "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
+            state = (
+                "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
+            )
             self.progress.message(f"resumed at step {self.loop.env_steps:,}, environments continue {state}")
         if mode != "eager":
             self.progress.update(self.loop.env_steps, text="compiling (cached for the next run) ...")
@@ -324,7 +328,9 @@ class Trainer:
             values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
             self.logger.log(step, {**values, "eval/ci95_low": lo, "eval/ci95_high": hi})
         self._last_eval, self._evaluated_at = {**summary, "step": step}, step
-        self.progress.message(f"step {step:,}: mean return {summary['mean_return']:.1f} over {summary['episodes']} episodes")
+        self.progress.message(
+            f"step {step:,}: mean return {summary['mean_return']:.1f} over {summary['episodes']} episodes"
+        )
         if self._best is None or summary["mean_return"] > self._best["mean_return"]:
             self._check_finite()
             self._best = self._last_eval

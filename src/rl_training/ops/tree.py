@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts, tuples and NamedTuples. Small on purpose; faster than a general pytree in eager mode."""
+"""Trees of tensors: nested dicts, tuples and NamedTuples. Small on purpose: faster than a general pytree."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tree_stack(trees: list[T]) -> T:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Write every leaf of `source` into the leaf of `target` at the same place; leaves that are the same are skipped."""
+    """Write every leaf of `source` into `target` at the same place; leaves that are the same are skipped."""
     for (path, old), (other, new) in zip(tree_items(target), tree_items(source), strict=True):
         if path != other:
             raise ValueError(f"the trees differ: {path} against {other}")

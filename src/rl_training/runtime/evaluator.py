@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rl_training.algorithms.base import Algorithm, TrainState
@@ -56,11 +57,10 @@ class Evaluator:
         policy = over_seeds(act, seeds)
 
         def batched(x: Any) -> torch.Tensor:
-            return torch.as_tensor(x).unflatten(0, (seeds, self.width)).to(device)
+            rows = torch.as_tensor(x)
+            return rows.view(seeds, self.width, *rows.shape[1:]).to(device)
 
-        fresh = tree_map(
-            lambda x: x.to(device).expand(seeds, *x.shape).clone(), algorithm.init_carry(self.width)
-        )
+        fresh = tree_map(lambda x: x.to(device).expand(seeds, *x.shape).clone(), algorithm.init_carry(self.width))
         carry = fresh
         obs: Any = self.envs.reset(episode=0)
         returns: list[list[float]] = [[] for _ in range(seeds * self.width)]
@@ -78,8 +78,7 @@ class Evaluator:
                     lengths[episode.index].append(episode.length)
                     missing -= 1
             if step.episodes and carry != ():
-                ended = batched(step.terminated) | batched(step.truncated)
-                carry = tree_map(lambda c, f: torch.where(ended.view(*ended.shape, *[1] * (c.ndim - 2)), f, c), carry, fresh)
+                carry = _restart(carry, fresh, batched(np.maximum(step.terminated, step.truncated)))
 
         def per_seed(rows: list[list[Any]]) -> list[list[Any]]:
             return [[x for row in rows[s * self.width : (s + 1) * self.width] for x in row] for s in range(seeds)]
@@ -90,3 +89,10 @@ class Evaluator:
         if self._envs is not None:
             self._envs.close()
             self._envs = None
+
+
+def _restart(carry: Any, fresh: Any, ended: torch.Tensor) -> Any:
+    """The recurrent state with rows that ended ([S, N]) set back to the start."""
+    return tree_map(
+        lambda old, new: torch.where(ended.view(*ended.shape, *[1] * (old.ndim - 2)), new, old), carry, fresh
+    )

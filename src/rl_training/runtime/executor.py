@@ -4,7 +4,7 @@ eager      call it
 compile    one inductor graph (C++ wrapper on the CPU); state is written in place by the graph itself
 cudagraph  the compiled graph captured once and replayed: one launch a call
 
-`auto` decides from facts alone, the same way every time: the device, the planned number of updates, is there a compiler.
+`auto` decides from facts alone, the same way every time: device, planned number of updates, is there a compiler.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class CapturedGraph:
 
     def capture(self, *args: Any, keep: Any) -> None:
         saved = tree_map(lambda x: x.clone(), keep)
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(3):

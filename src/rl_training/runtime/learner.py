@@ -126,7 +126,8 @@ class Learner:
         copy_into(tree["obs"], inputs["obs"])
         tree["actions"].copy_(actions)
         tree["steps"].add_(1)
-        return tree["actions"]
+        chosen: Tensor = tree["actions"]
+        return chosen
 
     def interact_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
         self.write_fn(tree, inputs)
@@ -155,14 +156,14 @@ class Learner:
             self._copied.synchronize()
 
     def _upload(self, obs: Any, final_obs: Any) -> None:
-        """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a tensor copy's cost."""
+        """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a copy's cost."""
         for rows, array in zip(self._host_obs, (*_arrays(obs), *_arrays(final_obs)), strict=True):
             np.copyto(rows, array)
         if self.device.type == "cpu":
             return
         for (_, buffer), (_, staging) in zip(tree_items(self.inputs), tree_items(self._staging)):
             buffer.copy_(staging, non_blocking=True)
-        self._copied = torch.cuda.Event()
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
     def interact(self) -> np.ndarray:
@@ -288,7 +289,7 @@ class RolloutLearner(Learner):
             new, batch = self.algorithm.prepare(train, self.store.whole(data), prepare_key)
             return new.extra, batch
 
-        # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after the one that writes it.
+        # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
         return over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
     def shuffle_fn(self, tree: dict[str, Any]) -> Tensor:

@@ -78,11 +78,11 @@ class Loop(ABC):
     def planned_updates(hyper: Any, total: int, num_envs: int) -> int:
         """Gradient steps that a run of `total` steps takes: what `execution: auto` weighs."""
 
-    @classmethod
+    @classmethod  # noqa: B027  # nothing to check is fine
     def check(cls, hyper: Any, num_envs: int) -> None:
         """Raise UserError for settings that cannot work together."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  # most loops leave nothing over
         """Use up what was collected, once the budget is spent."""
 
     def start(self) -> None:
@@ -160,7 +160,9 @@ def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> None:
     for name, leaf in tree_items(tree, prefix):
         if name not in tensors or tensors[name].shape != leaf.shape:
             found = tuple(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}")
+            raise UserError(
+                f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}"
+            )
         leaf.copy_(tensors[name])
 
 

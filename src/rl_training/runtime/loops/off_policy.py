@@ -59,7 +59,9 @@ class OffPolicyLoop(Loop):
         for phase in self.learner.phases:
             if self.turns % phase.every == 0:
                 metrics = self.learner.update(phase.times, phase)
-                named = {f"{phase.name}/{k}": v for k, v in metrics.items()} if len(self.learner.phases) > 1 else metrics
+                named = (
+                    {f"{phase.name}/{k}": v for k, v in metrics.items()} if len(self.learner.phases) > 1 else metrics
+                )
                 self.metrics = {**self.metrics, **named}
                 self.gradient_steps += phase.times
 

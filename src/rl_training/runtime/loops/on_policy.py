@@ -33,7 +33,7 @@ class OnPolicyLoop(Loop):
         size = hyper.n_steps * num_envs
         if size % hyper.batch_size:
             raise UserError(
-                f"batch_size = {hyper.batch_size} must divide n_steps x num_envs = {hyper.n_steps} x {num_envs} = {size}"
+                f"batch_size = {hyper.batch_size} must divide n_steps x num_envs = {hyper.n_steps} x {num_envs}"
             )
 
     def advance(self, until: int) -> None:
