@@ -126,7 +126,10 @@ class CompiledGraph:
         return self._watch(*args) if self.calls == 2 else self.fn(*args)
 
     def _watch(self, *args: Any) -> Any:
-        from torch._inductor.output_code import CompiledFxGraph as graph_class  # slow to import: not in eager runs
+        try:
+            from torch._inductor.output_code import CompiledFxGraph as graph_class  # slow to import: not in eager runs
+        except ImportError:  # another torch keeps it elsewhere: nothing to watch
+            return self.fn(*args)
 
         seen: list[tuple[Any, list[Any], list[Any]]] = []
         ordinary = graph_class.__call__

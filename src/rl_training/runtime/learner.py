@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
 
 
-def over_seeds(fn: Callable[..., Any], seeds: int) -> Callable[..., Any]:
+def first_seed(tree: Any) -> Any:
+    return tree_map(lambda x: x[0], tree)
+
+
+def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] = first_seed) -> Callable[..., Any]:
     """Apply a function of one seed's trees to trees with a seed axis: vmap, or a plain call for a single seed."""
     if seeds > 1:
         return torch.vmap(fn)
 
     def single(*trees: Any) -> Any:
-        out = fn(*(tree_map(lambda x: x[0], tree) for tree in trees))
+        out = fn(*(first(tree) for tree in trees))
         return tree_map(lambda x: x.unsqueeze(0), out)
 
     return single
@@ -75,8 +79,23 @@ class Learner:
         self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else self.inputs
         rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
+        self._views: dict[int, tuple[Any, Any]] = {}
         self._copied: torch.cuda.Event | None = None
         self._interact = executor.wrap(self.interact_fn, self.small_state)
+
+    def per_seed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, written for one seed, for all of them."""
+        return over_seeds(fn, len(self.seeds), self._first)
+
+    def _first(self, tree: Any) -> Any:
+        """The only seed's part of a tree. In eager mode the views of a static tree (all but single tensors) are made
+        once: cutting twenty tensors anew costs a tenth of an update."""
+        if torch.compiler.is_compiling() or isinstance(tree, Tensor):
+            return first_seed(tree)
+        known = self._views.get(id(tree))
+        if known is None or known[0] is not tree:
+            known = self._views[id(tree)] = (tree, first_seed(tree))
+        return known[1]
 
     @property
     def train(self) -> TrainState:
@@ -119,7 +138,7 @@ class Learner:
             carry, action, _ = self.algorithm.select_action(train, carry, obs, act_key, explore=True)
             return carry, action
 
-        carry, actions = over_seeds(one, len(self.seeds))(
+        carry, actions = self.per_seed(one)(
             tree["train"], tree["carry"], inputs["obs"], ended, tree["keys"], tree["steps"]
         )
         copy_into(tree["carry"], carry)
@@ -251,7 +270,7 @@ class ReplayLearner(Learner):
         def update(tree: dict[str, Any]) -> dict[str, Tensor]:
             before = tree["train"].step.clone()
             data = self.source_data(tree, phase)
-            new, metrics, rows, priority = over_seeds(one, len(self.seeds))(tree["train"], data, tree["keys"])
+            new, metrics, rows, priority = self.per_seed(one)(tree["train"], data, tree["keys"])
             self.sources[phase.source].feedback(data, rows, priority)
             copy_into(tree["train"], new)
             self.note_metrics(tree, before, metrics)
@@ -290,13 +309,13 @@ class RolloutLearner(Learner):
             return new.extra, batch
 
         # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
-        return over_seeds(one, len(self.seeds))(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
+        return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
     def shuffle_fn(self, tree: dict[str, Any]) -> Tensor:
         def one(step: Tensor, key: Tensor) -> Tensor:
             return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), self.size)
 
-        return over_seeds(one, len(self.seeds))(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
+        return self.per_seed(one)(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
 
     def minibatch_fn(self, tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
         """One gradient step on the next minibatch of the shuffled rollout."""
@@ -308,7 +327,7 @@ class RolloutLearner(Learner):
             return new, aux.metrics
 
         before = tree["train"].step.clone()
-        new, metrics = over_seeds(one, len(self.seeds))(
+        new, metrics = self.per_seed(one)(
             tree["train"], scratch["batch"], scratch["order"], tree["keys"], scratch["offset"]
         )
         copy_into(tree["train"], new)
