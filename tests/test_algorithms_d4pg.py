@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers import ACTION_DIM, BATCH, OBS_DIM, batch_for, make_algorithm
 
-from rl_training.algorithms import D4PG
-from rl_training.algorithms.d4pg import d4pg_loss
+from rl_training.algorithms import D4PG, d4pg_loss
 from rl_training.errors import UserError
 from rl_training.models import MLPD4PGModel
 from rl_training.ops import rng

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers import BATCH, batch_for, make_algorithm
 
-from rl_training.algorithms import NAF
-from rl_training.algorithms.naf import naf_loss
+from rl_training.algorithms import NAF, naf_loss
 from rl_training.models import MLPNAFModel
 from rl_training.ops import rng
 
@@ -106,3 +105,33 @@ def test_loss_and_update() -> None:
     for (name, moment), grad in zip(net.named(new.opt["q"]["m"]).items(), grads):
         torch.testing.assert_close(moment, 0.1 * scale * grad, rtol=1e-3, atol=1e-6, msg=name)
     torch.testing.assert_close(new.target["q"], torch.lerp(state.target["q"], new.params["q"], 0.1))
+
+
+def test_saturation_penalty_pulls_mu_back_when_the_tanh_is_flat() -> None:
+    """At a bound, tanh has no slope left and the TD error cannot move mu: the penalty alone does."""
+    for penalty in (0.1, 0.0):
+        algorithm = make_algorithm("naf", saturation_penalty=penalty, learning_rate=1e-2)
+        state, batch = algorithm.init_state(0), batch_for(algorithm)
+        bias = algorithm.nets["q"].named(state.params["q"])["head.bias"]
+        bias[: algorithm.spec.action.dim] = 12.0  # a view: mu = 1 in every state
+        size = []
+        for i in range(40):
+            pre_tanh = algorithm.nets["q"](state.params["q"], batch["obs"])[0]
+            size.append(float(pre_tanh.mean()))
+            state, _ = algorithm.train_step(state, batch, rng.fold(KEY, i))
+        assert (size[-1] < size[0] - 1.0) == (penalty > 0.0)
+    free, held = (make_algorithm("naf", saturation_penalty=p) for p in (0.0, 5.0))
+    fresh, batch = free.init_state(0), batch_for(free)  # inside the limit the penalty changes nothing
+    assert torch.equal(
+        free.train_step(fresh, batch, KEY)[0].params["q"], held.train_step(fresh, batch, KEY)[0].params["q"]
+    )
+
+
+def test_reward_scale_scales_the_target_and_not_the_reported_value() -> None:
+    plain, scaled = make_algorithm("naf"), make_algorithm("naf", reward_scale=0.1)
+    state, batch = plain.init_state(0), batch_for(plain)
+    tenth = {**batch, "rewards": 0.1 * batch["rewards"]}
+    assert torch.equal(
+        scaled.train_step(state, batch, KEY)[0].params["q"], plain.train_step(state, tenth, KEY)[0].params["q"]
+    )
+    torch.testing.assert_close(scaled.value(state, batch["obs"]), 10.0 * plain.value(state, batch["obs"]))

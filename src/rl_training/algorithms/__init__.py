@@ -4,6 +4,7 @@ Also `train_<algo>(config)` for each of them."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from rl_training.algorithms.base import Algorithm, Aux, TrainState, UpdateResult
@@ -11,12 +12,16 @@ from rl_training.experiment import registry
 
 __all__ = ["Algorithm", "Aux", "TrainState", "UpdateResult"]
 
+_LOSSES = {"naf_loss": "naf", "d4pg_loss": "d4pg"}  # losses that can be used on their own, by module
+
 
 def __getattr__(name: str) -> Any:
     if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
         from rl_training.experiment.trainer import train
 
         return train
+    if name in _LOSSES:
+        return getattr(importlib.import_module(f"{__name__}.{_LOSSES[name]}"), name)
     entry = registry.entry_of_class(name)
     if entry is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -24,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(e.class_name for e in registry.entries().values())])
+    return sorted([*__all__, *_LOSSES, *(e.class_name for e in registry.entries().values())])

@@ -1,11 +1,14 @@
 """Normalised advantage functions, NAF (Gu et al. 2016): Q-learning whose maximum over actions is known.
 
 Q is quadratic in the action around mu(s), so max_a Q = V(s) and the policy improves implicitly: one network, one loss.
-Deviations: no batch normalisation; noise of a fixed scale instead of one shaped by P; one update a step by default.
+Deviations: no batch normalisation; noise of a fixed scale instead of one shaped by P; one update a step by default;
+a penalty keeps mu out of the flat part of its tanh: while V still falls, Q falls fastest by mu running away from the
+actions taken, and without the penalty mu ends at a bound in every state and stays there.
 """
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -18,12 +21,18 @@ from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import polyak
 
+SATURATED = 1.5  # mu beyond tanh(1.5) = 0.905 is pulled back, weakly
+
 
 class NAFHyper(DeterministicHyper):
     exploration_noise: Positive = constant(0.3)
     """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
     max_grad_norm: float = Field(10.0, ge=0.0)
     """Gradients are scaled down to this norm; 0 switches it off."""
+    reward_scale: float = Field(1.0, gt=0.0)
+    """Rewards are multiplied by this. The errors of V also push mu, so values should be of the order of 1 to 10."""
+    saturation_penalty: float = Field(0.1, ge=0.0)
+    """Weight of the squared excess of mu, before its tanh, over 1.5: a saturated tanh would never learn again."""
 
 
 def naf_loss(q: Tensor, next_value: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -51,14 +60,17 @@ class NAF(ContinuousControl[NAFHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         net, hp = self.nets["q"], self.hp
+        batch = {**batch, "rewards": hp.reward_scale * batch["rewards"]}
         next_value = net(state.target["q"], batch["next_obs"])[1]
         target = batch["rewards"] + batch["discounts"] * next_value
 
         def loss(params: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], Tensor]]:
-            mean, value, lower = net(params, batch["obs"])
-            q = quadratic_q(mean, value, lower, batch["actions"])
+            pre_tanh, value, lower = net(params, batch["obs"])
+            q = quadratic_q(torch.tanh(pre_tanh), value, lower, batch["actions"])
             metrics = naf_loss(q, next_value, batch)
-            return metrics["loss"], (metrics, (q - target).abs())
+            beyond = (pre_tanh.abs() - SATURATED).clamp(min=0.0).square().sum(-1)
+            total = metrics["loss"] + hp.saturation_penalty * weighted_mean(beyond, batch["weights"])
+            return total, (metrics, (q - target).abs())
 
         _, (metrics, error), grads = value_and_grad(loss, state.params["q"])
         params, opt = self.adam.update(grads, state.opt["q"], state.params["q"], hp.learning_rate(state.progress))
@@ -67,10 +79,10 @@ class NAF(ContinuousControl[NAFHyper]):
         return state, Aux(metrics, error)
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        mean, _, _, features = self.nets["q"](state.params["q"], obs, True)
-        return Behaviour(mean, self.hp.exploration_noise(state.progress), features)
+        pre_tanh, _, _, features = self.nets["q"](state.params["q"], obs, True)
+        return Behaviour(torch.tanh(pre_tanh), self.hp.exploration_noise(state.progress), features)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """V(s), the value of the greedy policy."""
+        """V(s), the value of the greedy policy, in the rewards' own scale."""
         value: Tensor = self.nets["q"](state.params["q"], obs)[1]
-        return value
+        return value / self.hp.reward_scale

@@ -73,7 +73,7 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
     if free is not None and needed > 0.9 * free:
         raise UserError(
             f"{what} needs {needed / 2**30:.1f} GiB but {device} has {free / 2**30:.1f} GiB free;"
-            " lower buffer_size (or the number of seeds)"
+            " lower buffer_size (n_steps for on-policy algorithms) or the number of seeds"
         )
 
 

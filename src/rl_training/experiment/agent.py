@@ -97,14 +97,26 @@ class Agent:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
         if self._encoder is None:
             from rl_training.envs.making import make_env
-            from rl_training.envs.spaces import ActionDecoder, ObsEncoder
+            from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
 
             env = make_env(self.env, self.config.env_arguments("evaluation"))
             self._encoder = ObsEncoder(env.observation_space)
+            self._check_spec(self._encoder.spec, make_action_spec(env.action_space))
             self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
             self._space = env.observation_space
             env.close()
         return self._encoder, self._decoder
+
+    def _check_spec(self, observation: Any, action: Any) -> None:
+        """The environment must be the kind the policy was trained on."""
+        spec = self.algorithm.spec
+        if observation != spec.observation or (action.kind, action.dim, action.nvec) != (
+            spec.action.kind, spec.action.dim, spec.action.nvec,
+        ):  # fmt: skip
+            raise UserError(
+                f"this policy was trained on {spec.env_id} ({spec.observation}, {spec.action});"
+                f" the environment given has {observation} and {action}"
+            )
 
     def _encode(self, obs: Any) -> tuple[Any, bool]:
         """(encoded batch on the device, was it a single observation)"""
@@ -151,6 +163,7 @@ class Agent:
 
     def evaluate(self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False) -> dict[str, Any]:
         """Mean return and more over fresh episodes, by the deterministic policy (of every seed when asked)."""
+        self._spaces()
         train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
         seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)
         evaluator = Evaluator(

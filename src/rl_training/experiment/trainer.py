@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -38,6 +39,9 @@ from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
 from rl_training.runtime.loops import loop_class
+
+
+SMALL_NETWORK = 100_000  # parameters
 
 
 @dataclass
@@ -204,6 +208,21 @@ class Trainer:
         finally:
             self.envs.close()
             self.evaluator.close()
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """One thread for small networks on the CPU: several only wait for each other, badly so on a busy machine.
+        OMP_NUM_THREADS decides where it is set."""
+        parameters = sum(net.size for net in self.algorithm.nets.values())
+        if self.device.type != "cpu" or parameters > SMALL_NETWORK or "OMP_NUM_THREADS" in os.environ:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _announce(self) -> None:
         mode, reason = self.choice

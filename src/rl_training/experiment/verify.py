@@ -80,6 +80,10 @@ def run_entry(
     interval = config.eval_interval or max(1, entry.total_timesteps // 10)
     config = config.model_copy(update={"eval_interval": interval})
     trained = Trainer(config, progress=progress).run()
+    if trained.signal is not None:
+        raise UserError(
+            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` goes on with this run"
+        )
     final = trained.final_eval
     score = float(final[entry.statistic])
     curve: dict[str, list[Any]] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}

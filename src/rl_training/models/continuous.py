@@ -171,21 +171,20 @@ class NAFModel(nn.Module):
         self.register_buffer("diagonal", torch.eye(dim) > 0, persistent=False)
 
     def forward(self, obs: Tensor, with_features: bool = False) -> Any:
-        """(mu [B, A], V [B], L [B, A, A]); with the features [B, F] when asked."""
+        """(mu before its tanh [B, A], V [B], L [B, A, A]); with the features [B, F] when asked."""
         features: Tensor = self.torso(obs)
         out = self.head(features)
-        mean, value = torch.tanh(out[..., : self.dim]), out[..., self.dim]
+        pre_tanh, value = out[..., : self.dim], out[..., self.dim]
         square = out[..., self.dim + 1 :][..., self.place]  # [B, A, A]
         # Unused places are 0 before exp: a large entry there must not make an infinite gradient.
         positive = torch.exp(torch.where(self.diagonal, square, 0.0))
         below = torch.where(self.below, square, 0.0)
         lower = torch.where(self.diagonal, positive, below)
-        return (mean, value, lower, features) if with_features else (mean, value, lower)
+        return (pre_tanh, value, lower, features) if with_features else (pre_tanh, value, lower)
 
     def actor(self, obs: Tensor) -> Tensor:
         """mu(s), the action that maximises Q: [B, A]."""
-        mean: Tensor = self(obs)[0]
-        return mean
+        return torch.tanh(self(obs)[0])
 
     def state_values(self, obs: Tensor) -> Tensor:
         """V(s) = max_a Q(s, a): [B]."""
@@ -194,8 +193,8 @@ class NAFModel(nn.Module):
 
     def q_values(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Q(s, a): [B]."""
-        mean, value, lower = self(obs)
-        return quadratic_q(mean, value, lower, actions)
+        pre_tanh, value, lower = self(obs)
+        return quadratic_q(torch.tanh(pre_tanh), value, lower, actions)
 
 
 class MLPSACModel(SACModel):
