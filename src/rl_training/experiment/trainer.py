@@ -40,7 +40,6 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
 from rl_training.runtime.loops import loop_class
 
-
 SMALL_NETWORK = 100_000  # parameters
 
 
@@ -174,7 +173,7 @@ class Trainer:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        with self._signals():  # until the environments are closed
+        with self._signals(), self._threads():  # until the environments are closed
             return self._run()
 
     def _run(self) -> TrainResult:
