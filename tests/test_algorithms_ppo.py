@@ -10,8 +10,13 @@ import torch
 from helpers import batch_for, make_algorithm, random_actions
 from torch import nn
 
+from rl_training.algorithms.ppo import PPO
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
+from rl_training.ops.tree import tree_items
+from rl_training.runtime.executor import Executor
+from rl_training.runtime.learner import RolloutLearner
 
 KEY = rng.key_from_seed(0)
 
@@ -189,3 +194,23 @@ def test_image_observations_cannot_be_normalised() -> None:
     spec = EnvSpec("Image-v0", ArraySpec((1, 16, 16), "uint8"), ActionSpec("discrete", (2,)))
     with pytest.raises(UserError, match="vector observation"):
         PPO(spec, normalize_observations=True)
+
+
+def test_prepare_compiled_equals_eager_with_normalisers_and_several_seeds() -> None:
+    """The batch must be normalised with the statistics it was collected under, not with those it leads to: torch 2.11
+    reordered the two when the graph wrote the statistics itself."""
+    spec = EnvSpec("x", ArraySpec((3,)), ActionSpec("box", (), (1,), (-1.0,), (1.0,)))
+    results = []
+    for mode in ("eager", "compile"):
+        algorithm = PPO(spec, num_envs=2, n_steps=8, batch_size=16, normalize_observations=True, normalize_rewards=True)
+        learner = RolloutLearner(algorithm, (0, 1), 2, 1000, Executor(mode, torch.device("cpu")))  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(0)
+        data = learner.tree["data"]
+        for name in ("obs", "next_obs", "rewards", "actions"):
+            data[name].copy_(torch.randn(data[name].shape, generator=generator))
+        data["valid"].fill_(True)
+        extra, batch = learner._prepare(learner.tree)
+        results.append({**dict(tree_items(extra, "extra")), **dict(tree_items(batch, "batch"))})
+    eager, compiled = results
+    for name, value in eager.items():
+        torch.testing.assert_close(compiled[name], value, atol=1e-5, rtol=1e-5, msg=name)
