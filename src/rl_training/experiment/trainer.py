@@ -371,7 +371,7 @@ class Trainer:
             "config": self._saved_config(),
             "env_spec": self.algorithm.spec.to_json(),
             "counters": counters,
-            "env_state": "exact" if self.env_restored != "restarted" else "restarted",
+            "env_state": self._env_state(counters),
             "best_eval": self._best,
             "last_eval": self._last_eval,
             "evaluated_at": self._evaluated_at,
@@ -379,6 +379,14 @@ class Trainer:
             "metrics_position": self.logger.position,
             "elapsed_s": self._elapsed + time.monotonic() - self._started,
         }
+
+    def _env_state(self, counters: dict[str, Any]) -> str:
+        """What a resume can do with the saved environments: continue exactly, or restart their episodes."""
+        if not counters:
+            return "not saved"
+        meta = counters.get("env_state") or {}
+        methods = [sub.get("method") for sub in meta.get("sub_envs", [meta])]
+        return "exact" if all(method in ("state", "replay") for method in methods) else "restarted"
 
     def _save(self) -> Path:
         self._check_finite()
