@@ -26,7 +26,7 @@ from rl_training.models.torsos import torso
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
-from rl_training.ops.losses import huber, weighted_mean
+from rl_training.ops.losses import huber, weighted_mean, weighted_means
 from rl_training.ops.optim import periodic
 
 Params = dict[str, Tensor]  # network -> flat vector
@@ -172,7 +172,7 @@ class DQN(Algorithm[DQNHyper]):
             next_q,
             obs_q=self.q_values(slow, batch["obs"], keys[2]) if hp.target_rule in NEEDS_OBS_Q else None,
             actions=batch["actions"],
-            epsilon=0.0 if self.noisy else self.epsilon(state.progress),
+            epsilon=self.epsilon(state.progress) if hp.target_rule == "expected_sarsa" and not self.noisy else 0.0,
             temperature=hp.rule_temperature,
             alpha=hp.rule_alpha,
             clip=hp.munchausen_clip,
@@ -210,12 +210,8 @@ class DQN(Algorithm[DQNHyper]):
         state = state._replace(
             params={**state.params, "q": params}, target={"q": slow}, opt={**state.opt, "q": opt}, step=step
         )
-        metrics = {
-            "loss": value,
-            "q_value_mean": weighted_mean(td.q, weights),
-            "target_mean": weighted_mean(td.target, weights),
-            "td_error_mean": weighted_mean((td.q - td.target).abs(), weights),
-        }
+        means = {"q_value_mean": td.q, "target_mean": td.target, "td_error_mean": (td.q - td.target).abs()}
+        metrics = {"loss": value, **weighted_means(means, weights)}
         return state, metrics, td
 
     def select_action(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -14,6 +15,13 @@ def weighted_mean(per_sample: Tensor, weights: Tensor) -> Tensor:
     if per_sample.shape != weights.shape:
         raise ValueError(f"per-sample loss {tuple(per_sample.shape)} and weights {tuple(weights.shape)} differ")
     return (weights * per_sample).sum() / (weights > 0).sum().clamp(min=1)
+
+
+def weighted_means(per_sample: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
+    """`weighted_mean` of several values at once, for metrics: a third of the operations in eager mode."""
+    rows = torch.stack(list(per_sample.values()))  # [K, B]
+    means = (rows * weights).sum(-1) / torch.count_nonzero(weights).clamp(min=1)
+    return dict(zip(per_sample, means.unbind(0)))
 
 
 def weighted_normalise(x: Tensor, weights: Tensor, eps: float = 1e-8) -> Tensor:

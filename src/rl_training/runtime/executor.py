@@ -26,8 +26,8 @@ Mode = Literal["eager", "compile", "cudagraph"]
 
 # Break-even points: compiling costs 10 to 40 s cold and saves 0.5 to 1 ms an update on the CPU, 5 ms and more on CUDA.
 # A study runs through vmap, whose eager overhead is several times larger, so it pays much sooner.
-MIN_UPDATES_CPU = 60_000
-MIN_UPDATES_STUDY = 10_000
+MIN_UPDATES_CPU = 25_000
+MIN_UPDATES_STUDY = 4_000
 MIN_UPDATES_CUDA = 5_000
 
 

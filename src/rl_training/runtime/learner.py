@@ -39,8 +39,7 @@ def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] =
         return torch.vmap(fn)
 
     def single(*trees: Any) -> Any:
-        out = fn(*(first(tree) for tree in trees))
-        return tree_map(lambda x: x.unsqueeze(0), out)
+        return tree_map(lambda x: x.unsqueeze(0), fn(*(first(tree) for tree in trees)))
 
     return single
 
