@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,19 +138,3 @@ def test_last_td_errors_of_an_algorithm_used_alone(head: str) -> None:
     assert algorithm.last_td_errors.shape == (BATCH,)
     assert len(algorithm.last_td_errors.unique()) == BATCH
     assert set(result.metrics) >= METRICS
-
-
-@pytest.mark.parametrize("name", ["c51", "qr_dqn", "iqn", "fqf"])
-def test_example_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = Path(__file__).parents[1] / "examples" / f"{name}_cartpole_reference.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    monkeypatch.setattr(sys, "argv", [str(path), "--total-timesteps", "1300", "--output-dir", str(tmp_path)])
-    module.main()
-    out = capsys.readouterr().out
-    assert "mean return" in out
-    assert list(tmp_path.glob("*/checkpoints/step_*"))

@@ -187,7 +187,7 @@ def test_set_reaches_every_level():
     hyper = config.hyper()
     assert (hyper.learning_rate.start, hyper.gamma, hyper.hidden_sizes) == (1e-4, 0.5, (8, 8))
     assert hyper.exploration_fraction == 0.1
-    assert hyper.batch_size == 64  # the preset's other settings stay
+    assert hyper.batch_size == 128  # the preset's other settings stay
 
 
 def test_set_uses_the_settings_of_the_chosen_algorithm():

@@ -17,6 +17,14 @@ ARGUMENTS = {  # enough steps that learning has begun
     "dqn_cartpole_reference.py": ["--total-timesteps", "1400"],
     "ppo_cartpole_reference.py": ["--total-timesteps", "512"],
     "sac_pendulum_reference.py": ["--total-timesteps", "130"],
+    "c51_cartpole_reference.py": ["--total-timesteps", "1290"],
+    "qr_dqn_cartpole_reference.py": ["--total-timesteps", "1290"],
+    "iqn_cartpole_reference.py": ["--total-timesteps", "1290"],
+    "fqf_cartpole_reference.py": ["--total-timesteps", "1290"],
+    "naf_pendulum_reference.py": ["--total-timesteps", "530"],
+    "d4pg_pendulum_reference.py": ["--total-timesteps", "530"],
+    "td3_pendulum_reference.py": ["--total-timesteps", "10030"],
+    "tqc_pendulum_reference.py": ["--total-timesteps", "130"],
     "custom_env.py": ["--total-timesteps", "1200"],
 }
 
