@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +19,9 @@ from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment.atomic import atomic_write_json
 from rl_training.experiment.config import TrainConfig, make_config
 from rl_training.experiment.run_dir import library_versions
+
+if TYPE_CHECKING:
+    from rl_training.experiment.trainer import TrainResult
 
 RESULTS = Path("results")
 
@@ -73,7 +76,6 @@ def run_entry(
     **changes: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Train the study, compare the final evaluation with the bar, write and return the result."""
-    from rl_training.experiment.metrics import read_metrics
     from rl_training.experiment.trainer import Trainer
 
     config = config_of(entry, seeds, **changes)
@@ -84,6 +86,16 @@ def run_entry(
         raise UserError(
             f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` goes on with this run"
         )
+    result = result_of(entry, config, trained)
+    output.mkdir(parents=True, exist_ok=True)
+    atomic_write_json(output / f"{entry.name}.json", result)
+    return result
+
+
+def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> dict[str, Any]:
+    """What the ledger keeps of a finished run: scores of every seed, the curve, versions, the whole config."""
+    from rl_training.experiment.metrics import read_metrics
+
     final = trained.final_eval
     score = float(final[entry.statistic])
     curve: dict[str, list[Any]] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
@@ -94,7 +106,7 @@ def run_entry(
             curve["mean_return"].append(row["eval/mean_reward"])
             curve["ci95_low"].append(row.get("eval/ci95_low"))
             curve["ci95_high"].append(row.get("eval/ci95_high"))
-    result = {
+    return {
         "algo": entry.algo,
         "env_id": entry.env_id,
         "preset": entry.preset,
@@ -113,11 +125,8 @@ def run_entry(
         "device": trained.summary["device"].split(":")[0],
         "execution": trained.summary["execution"],
         "versions": library_versions(),
-        "config": config.resolved().to_dict(),
+        "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # not where it was kept
     }
-    output.mkdir(parents=True, exist_ok=True)
-    atomic_write_json(output / f"{entry.name}.json", result)
-    return result
 
 
 def verify(
