@@ -19,7 +19,7 @@ from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment import registry
 from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
-from rl_training.experiment.callbacks import Callback
+from rl_training.experiment.callbacks import Callback, named
 from rl_training.experiment.checkpoint import (
     Checkpoint,
     best_name,
@@ -154,6 +154,10 @@ class Trainer:
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
         self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
         self._owed = list(meta["owed"])
+        saved = meta["callbacks"]
+        for name, callback in named(self.callbacks).items():
+            if name in saved:  # callbacks are the caller's to choose: one that is new starts fresh
+                callback.load_state_dict(saved[name])
 
     def _open_run_dir(self) -> Path:
         if self.resumed is not None:
@@ -376,6 +380,7 @@ class Trainer:
             "last_eval": self._last_eval,
             "evaluated_at": self._evaluated_at,
             "owed": [name for name in self._owed if name != "save"],
+            "callbacks": {name: callback.state_dict() for name, callback in named(self.callbacks).items()},
             "metrics_position": self.logger.position,
             "elapsed_s": self._elapsed + time.monotonic() - self._started,
         }
