@@ -33,7 +33,7 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/verification.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/verification.md", "docs/sourcebook.md"])
 def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> None:
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
 
@@ -51,6 +51,41 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
     assert lines[2] == "| `dqn` | CartPole-v1 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | yes | here |"
     assert "not run yet" in lines[3]
     assert lines[-1] == "| `sac` | Hopper-v5 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | **no** | here |"
+
+
+def marks(text: str) -> dict[str, list[str]]:
+    """Mark -> the algorithm's names in the registry, or its name in the book."""
+    found: dict[str, list[str]] = {"implemented": [], "in progress": [], "deferred": [], "watchlist": []}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and cells[0] not in ("algorithm", "---"):
+            assert len(cells) == 5, line
+            assert all(cells), line
+            kind = next(kind for kind in found if cells[4].removeprefix("**").startswith(kind))
+            assert kind in ("implemented", "in progress") or cells[4].removeprefix(f"{kind}: "), line
+            found[kind] += re.findall(r"`(\w+)`", cells[4]) if kind == "implemented" else [cells[0]]
+    return found
+
+
+def test_sourcebook_agrees_with_the_registry() -> None:
+    text = (ROOT / "docs" / "sourcebook.md").read_text()
+    found = marks(text)
+    assert set(found["implemented"]) == set(registry.entries())
+    assert re.findall(r"^## (\d+)", text, re.MULTILINE) == [str(year) for year in range(2014, 2027)]
+    assert all(found[kind] for kind in ("deferred", "watchlist"))
+    numbers = re.findall(r"abs/(\d\d)(\d\d)\.(\d+)", text)
+    assert all(1 <= int(month) <= 12 and len(rest) == (5 if year >= "15" else 4) for year, month, rest in numbers)
+
+
+def test_marks_of_the_sourcebook_follow_the_registry(generate: ModuleType) -> None:
+    """A merge needs no edit of the book: a name that appears is implemented, one that is gone is in progress."""
+    now = {entry.name: entry.summary for entry in registry.entries().values()}
+    more = marks(generate.sourcebook({**now, "trpo": "TRPO", "new_one": "Something (Doe & Roe 2019)"}))
+    assert {"trpo", "new_one"} <= set(more["implemented"])
+    less = marks(generate.sourcebook({name: text for name, text in now.items() if name != "td3"}))
+    assert "td3" not in less["implemented"]
+    assert "TD3" in less["in progress"]
+    assert "Doe & Roe" in generate.sourcebook({"new_one": "Something (Doe & Roe 2019)"})
 
 
 def test_every_setting_is_documented() -> None:
