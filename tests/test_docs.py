@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import posixpath
 import re
 import shlex
 from pathlib import Path
@@ -23,14 +24,59 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 NOT_YET = {ROOT / "docs" / "benchmarks.md"}  # written by benchmarks/report.py after `make bench`
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    return loaded("generate")
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[str, str]:
+    """Every file of the site, as mkdocs would be given it."""
+    hook = loaded("mkdocs_hook")
+    pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
+    assert not pages.keys() & hook.pages().keys()
+    return {**pages, **hook.pages()}
+
+
+def test_site_has_a_page_for_everything(site: dict[str, str]) -> None:
+    for entry in registry.entries().values():
+        page = site[f"algorithms/{entry.name}.md"]
+        assert entry.summary in page
+        assert all(f"| `{name}` |" in page for name in entry.load().Hyper.model_fields)
+        assert all(f"--config {preset}" in page for preset in registry.presets(entry.name))
+    assert "| CartPole-v1 | 50,000 | 5 | 500.0 |" in site["algorithms/dqn.md"]
+    assert "<polyline" in site["algorithms/dqn__CartPole-v1.svg"]
+    assert "### TrainConfig" in site["api/index.md"]
+    assert "**`train_step(" in site["api/algorithms.md"]
+    menu = json.dumps(loaded("mkdocs_hook").on_config({})["nav"])
+    shown = set(re.findall(r'"([\w/]+\.md)"', menu))
+    assert shown == {path for path in site if path.endswith(".md")}
+
+
+def test_links_of_the_site_lead_to_its_pages(site: dict[str, str]) -> None:
+    count = 0
+    for page, text in site.items():
+        outside = re.sub(r"(`{3,})[^`].*?\1", "", text, flags=re.DOTALL) if page.endswith(".md") else ""
+        outside = re.sub(r"`[^`\n]*`|\\.", "", outside)
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", outside):
+            if "://" in link:
+                continue
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) if link else page
+            assert target in site, f"{page} links to {link}"
+            headings = re.findall(r"^#+ (.*)$", site[target], re.MULTILINE)
+            slugs = {re.sub(r"[^\w-]+", "-", heading.lower()).strip("-") for heading in headings}
+            assert not anchor or anchor in slugs, f"{page} links to {link}#{anchor}"
+            count += 1
+    assert count > 50
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/verification.md", "docs/sourcebook.md"])
