@@ -7,6 +7,7 @@ each entry point is named after the algorithm and points to an `Entry`, or to a 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rl_training.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from rl_training.algorithms.base import Algorithm
 
 DISCRETE = ("discrete",)
@@ -99,11 +102,25 @@ def entries() -> dict[str, Entry]:
     from importlib.metadata import entry_points
 
     for point in entry_points(group="rl_training.algorithms"):
-        if point.name in table:
-            raise UserError(f"the plug-in {point.value} wants the name '{point.name}', which is taken")
-        loaded = point.load()
-        table[point.name] = loaded if isinstance(loaded, Entry) else loaded()
+        try:
+            found = _plug_in(point)
+            if found.name in table:
+                raise UserError(f"the name '{found.name}' is taken")
+        except Exception as error:  # a stranger's package must not take the whole command line with it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = reason.removeprefix("UserError: ")
+            warnings.warn(f"the plug-in {point.name} ({point.value}) is left out: {reason}", stacklevel=2)
+        else:
+            table[found.name] = found
     return table
+
+
+def _plug_in(point: EntryPoint) -> Entry:
+    found = point.load()
+    found = found if isinstance(found, Entry) else found()
+    if not isinstance(found, Entry) or found.name != point.name:
+        raise UserError(f"it must be, or return, a registry Entry named '{point.name}'")
+    return found
 
 
 def entry(name: str) -> Entry:

@@ -35,6 +35,7 @@ from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
 from rl_training.experiment.progress import Progress
 from rl_training.experiment.stats import eval_summary
+from rl_training.experiment.trackers import Trackers, check_trackers
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
@@ -69,6 +70,7 @@ class Trainer:
         self.seeds = config.all_seeds
         self.env: EnvSource = env if env is not None else config.env_id
         self.device = choose_device(config.device)
+        check_trackers(config.trackers, required=checkpoint is None)
         entry = registry.entry(config.algo)
         hyper, loop_cls = config.hyper(), loop_class(entry.loop)
         assert config.num_envs is not None
@@ -187,9 +189,10 @@ class Trainer:
         self._steps_at_start = self.loop.env_steps
         torch.set_float32_matmul_precision("high")  # here, so that a resumed run computes with the same precision
         try:
+            trackers = Trackers(config.trackers, self.run_dir, self._saved_config())
             with (
                 Progress(config.total_timesteps, self._show, title) as self.progress,
-                MetricsLogger(self.run_dir, resume_position=position) as self.logger,
+                MetricsLogger(self.run_dir, resume_position=position, trackers=trackers) as self.logger,
             ):
                 self._announce()
                 self._call("on_train_start")
