@@ -121,7 +121,7 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "discounts": 0.99 * (~flags(0.2, size, steps)).float(), "is_first": flags(0.2, size, steps),
             "bootstrap": (torch.arange(steps) + walked).clamp(max=steps - 1), "mask": ~flags(0.1, size, steps),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
-            **{"state": normal(size, *shape) for shape, _ in algorithm.extra_columns().values()},
+            **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
     if loop == "off_policy":
         return {

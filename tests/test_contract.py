@@ -203,6 +203,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     config = make_config(preset)
     envs = config.resolved().num_envs
     kwargs: dict[str, Any] = dict(SHORT[entry.loop])
+    if entry.load().recurrent:
+        kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if entry.loop == "on_policy":

@@ -99,7 +99,7 @@ def test_batches_equal_what_was_written(alpha: float | None) -> None:
 def test_priorities_choose_and_weights_correct() -> None:
     history = History(alpha=1.0, beta=1.0)
     batch = history.buffer.sample(64)
-    rows, where = np.unique(batch["indices"].numpy(), return_index=True)
+    rows = np.unique(batch["indices"].numpy())
     chosen = torch.as_tensor(rows)
     priorities = torch.where(torch.arange(len(rows)) == 3, 5.0, 1.0)
     history.buffer.update_priorities(chosen, priorities)

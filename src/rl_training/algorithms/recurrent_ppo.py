@@ -89,7 +89,8 @@ class RecurrentPPO(PPO):
         length = self.hp.sequence_length
 
         def cut(x: Tensor) -> Tensor:
-            return x.unflatten(0, (-1, length)).transpose(1, 2).flatten(0, 1)
+            envs = x.shape[1]
+            return x.reshape(-1, length, envs, *x.shape[2:]).transpose(1, 2).flatten(0, 1)
 
         batch = {**batch, "is_first": is_first(rollout)}
         return {**tree_map(cut, batch), "state": rollout["state"][::length].flatten(0, 1)}

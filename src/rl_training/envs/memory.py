@@ -31,7 +31,7 @@ class CartPoleNoVelocity(CartPoleEnv):
         return obs[self._shown], info
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action)
+        obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[no-untyped-call]
         return obs[self._shown], float(reward), terminated, truncated, info
 
 

@@ -24,6 +24,11 @@ CellKind = Literal["lstm", "gru"]
 Parts = tuple[Tensor, ...]  # what a cell remembers, the output first: [..., B, H] each
 
 
+def _split_rows(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    out: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return out
+
+
 class Cell(nn.Module):
     """What LSTM and GRU share. With `members` E there are E cells as batched products, on inputs [E, B, D]."""
 
@@ -55,7 +60,7 @@ class Cell(nn.Module):
 
     def forward(self, x: Tensor, carry: Tensor) -> Tensor:
         """The carry after one step: x [..., B, D], carry [..., B, C]."""
-        return torch.cat(self.advance(self.project(x), carry.split(self.units, -1)), -1)
+        return torch.cat(self.advance(self.project(x), torch.split(carry, self.units, -1)), -1)
 
     def unroll(self, x: Tensor, carry: Tensor, is_first: Tensor) -> Tensor:
         """The carry after every step, [..., T, B, C], of inputs [..., T, B, D] with is_first [T, B].
@@ -63,9 +68,9 @@ class Cell(nn.Module):
         Inputs are projected in one product for all steps; the loop holds only what depends on the step before.
         """
         length = x.shape[-3]
-        projected = self.project(x.flatten(-3, -2)).unflatten(-2, (length, -1))
+        projected = _split_rows(self.project(x.flatten(-3, -2)), -2, (length, -1))
         keeps = (~is_first).to(x.dtype).unsqueeze(-1).unbind(0)
-        parts: Parts = carry.split(self.units, -1)
+        parts: Parts = torch.split(carry, self.units, -1)
         steps: list[Parts] = []
         for row, keep in zip(projected.unbind(-3), keeps):
             parts = self.advance(row, tuple(part * keep for part in parts))
@@ -82,7 +87,7 @@ class LSTM(Cell):
     def advance(self, projected: Tensor, parts: Parts) -> Parts:
         h, c = parts
         rows = projected + torch.matmul(h, self.carry_weight)
-        i, f, o = torch.sigmoid(rows[..., : 3 * self.units]).split(self.units, -1)
+        i, f, o = torch.split(torch.sigmoid(rows[..., : 3 * self.units]), self.units, -1)
         c = torch.addcmul(f * c, i, torch.tanh(rows[..., 3 * self.units :]))
         return o * torch.tanh(c), c
 
@@ -100,7 +105,7 @@ class GRU(Cell):
     def advance(self, projected: Tensor, parts: Parts) -> Parts:
         (h,), gated = parts, 2 * self.units
         rows = torch.matmul(h, self.carry_weight)
-        r, z = torch.sigmoid(projected[..., :gated] + rows[..., :gated]).split(self.units, -1)
+        r, z = torch.split(torch.sigmoid(projected[..., :gated] + rows[..., :gated]), self.units, -1)
         n = torch.tanh(torch.addcmul(projected[..., gated:], r, rows[..., gated:] + self.candidate_bias))
         return (torch.lerp(n, h, z),)
 
@@ -133,7 +138,7 @@ class RecurrentQNetwork(QNetwork):
         if is_first is None:
             carry = self.cell(self.torso(obs), carry)
         else:
-            carry = self.cell.unroll(self.torso(_rows(obs)).unflatten(0, is_first.shape), carry, is_first)
+            carry = self.cell.unroll(_split_rows(self.torso(_rows(obs)), 0, is_first.shape), carry, is_first)
         return None if only_carry else self.head(self.cell.output(carry), key), carry
 
 
@@ -161,17 +166,15 @@ class RecurrentActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.full((spec.action.dim,), log_std_init)) if gaussian else None
         self.critic_head = Scalar(units, gain=1.0)
 
-    def forward(
-        self, obs: Any, carry: Tensor, is_first: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """(policy, value, carry after the step) of rows [B, ...], or with `is_first` [T, B] of sequences [T, B, ...]."""
+    def forward(self, obs: Any, carry: Tensor, is_first: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(policy, value, carry after the step) of rows [B, ...]; with `is_first` [T, B] of sequences [T, B, ...]."""
         rows = obs if is_first is None else _rows(obs)
         x = torch.stack([self.actor_torso(rows), self.critic_torso(rows)])  # [2, B, D]
         carry = carry.transpose(0, 1)  # [2, B, C]
         if is_first is None:
             carry = self.cell(x, carry)
         else:
-            carry = self.cell.unroll(x.unflatten(1, is_first.shape), carry, is_first)  # [2, T, B, C]
+            carry = self.cell.unroll(_split_rows(x, 1, is_first.shape), carry, is_first)  # [2, T, B, C]
         actor, critic = self.cell.output(carry).unbind(0)
         out: Tensor = self.actor_head(actor)
         if self.log_std is not None:
