@@ -41,6 +41,7 @@ ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
 SMALL: dict[str, dict[str, Any]] = {
     "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
     "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
+    "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
 }
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
@@ -108,11 +109,13 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     def flags(p: float, *shape: int) -> Tensor:
         return torch.as_tensor(g.random(shape) < p)
 
-    if loop == "off_policy":
+    if loop in ("off_policy", "offline"):
+        more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+            **{name: value for name, value in more.items() if name in algorithm.reads or name == "has_next"},
         }  # fmt: skip
     if loop == "on_policy":
         rollout = {

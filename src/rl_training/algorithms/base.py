@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, parse_hyper
+from rl_training.data.dataset import TransitionDataset
 from rl_training.data.source import Source
 from rl_training.envs.spec import ActionKind, EnvSpec
 from rl_training.errors import UserError
@@ -69,6 +70,8 @@ class Algorithm(Generic[H]):
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+    reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
+    dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
 
     def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
                  num_envs: int = 1, **fields: Any) -> None:  # fmt: skip

@@ -56,6 +56,10 @@ def _value(name: str, class_name: str, target: str, summary: str, **defaults: An
     )
 
 
+def _offline(name: str, class_name: str, target: str, summary: str, actions: tuple[str, ...] = BOX) -> Entry:
+    return Entry(name, class_name, f"rl_training.algorithms.{target}", "offline", "offline", actions, summary)
+
+
 _TABLE: tuple[Entry, ...] = (
     _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
     _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
@@ -89,6 +93,11 @@ _TABLE: tuple[Entry, ...] = (
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
     _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
+    _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
+    _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
+    _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
+    _offline("cql", "CQL", "cql:CQL", "Conservative Q-learning (Kumar et al. 2020)"),
+    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
 )  # fmt: skip
 
 

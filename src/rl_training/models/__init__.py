@@ -13,6 +13,7 @@ from rl_training.models.continuous import (
     SACModel,
     TD3Model,
 )
+from rl_training.models.offline import AWACModel, GaussianActor, IQLModel, MLPIQLModel, StateValue
 from rl_training.models.policy import ActorCritic
 from rl_training.models.renorm import CrossQModel
 from rl_training.models.value import (
@@ -33,6 +34,7 @@ from rl_training.models.value import (
 )
 
 __all__ = [
+    "AWACModel",
     "Actor",
     "ActorCritic",
     "C51QNetwork",
@@ -43,11 +45,14 @@ __all__ = [
     "EnsembleQNetwork",
     "FQFModel",
     "FractionProposal",
+    "GaussianActor",
+    "IQLModel",
     "ImplicitQuantileNetwork",
     "MLPC51QNetwork",
     "MLPD4PGModel",
     "MLPDiscreteSACModel",
     "MLPFQFNetwork",
+    "MLPIQLModel",
     "MLPIQNNetwork",
     "MLPNAFModel",
     "MLPQNetwork",
@@ -59,5 +64,6 @@ __all__ = [
     "QNetwork",
     "QRQNetwork",
     "SACModel",
+    "StateValue",
     "TD3Model",
 ]
