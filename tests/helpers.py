@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+    "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }
 
 
@@ -111,11 +112,12 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
 
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        names = [*algorithm.reads, *(["has_next"] if "next_actions" in algorithm.reads else [])]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
-            **{name: value for name, value in more.items() if name in algorithm.reads or name == "has_next"},
+            **{name: more[name] for name in names},
         }  # fmt: skip
     if loop == "on_policy":
         rollout = {

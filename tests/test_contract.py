@@ -196,7 +196,7 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 SHORT = {
     "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
     "on_policy": {"n_steps": 8, "n_epochs": 1},
-    "offline": {"batch_size": 16, "dataset": {"size": 300}},
+    "offline": {"batch_size": 16, "hidden_sizes": [16], "dataset": {"size": 300}},
 }
 
 
@@ -208,6 +208,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     kwargs: dict[str, Any] = dict(SHORT[entry.loop])
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
+    if "dataset" in base.get("algo_kwargs", {}):
+        kwargs["dataset"] = {"size": 300}
     if entry.loop == "on_policy":
         kwargs["batch_size"] = 8 * envs // 2 if envs > 1 else 8
     changes = {

@@ -131,6 +131,10 @@ class Algorithm(Generic[H]):
         """Batches for phases beside the replay of the run, by the name that phases use."""
         return {}
 
+    def prior(self) -> tuple[Source, float] | None:
+        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
+        return None
+
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()

@@ -210,7 +210,7 @@ class TransitionDataset:
             except (ValueError, TypeError, KeyError, IndexError):
                 shape = value.shape[1:] if isinstance(value, np.ndarray) else sorted(value)
                 raise UserError(
-                    f"the dataset's observations have shape {shape}; {spec.env_id} has {observation_space}"
+                    f"the dataset's observations have shape {shape}; {spec.env_id} needs {observation_space.shape}"
                 ) from None
 
         decoder = ActionDecoder(spec.action, action_space)
