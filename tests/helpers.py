@@ -41,12 +41,14 @@ ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
 SMALL: dict[str, dict[str, Any]] = {
     "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
     "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
+    "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
 }
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+    "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
 
 
@@ -123,11 +125,14 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
             **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
-    if loop == "off_policy":
+    if loop in ("off_policy", "offline"):
+        more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        names = [*algorithm.reads, *(["has_next"] if "next_actions" in algorithm.reads else [])]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+            **{name: more[name] for name in names},
         }  # fmt: skip
     if loop == "on_policy":
         steps = size * algorithm.hp.chunk

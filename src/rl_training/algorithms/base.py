@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, parse_hyper
+from rl_training.data.dataset import TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
 from rl_training.envs.spec import ActionKind, EnvSpec
@@ -119,6 +120,8 @@ class Algorithm(Generic[H]):
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+    reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
+    dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
 
     def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
                  num_envs: int = 1, **fields: Any) -> None:  # fmt: skip
@@ -178,6 +181,10 @@ class Algorithm(Generic[H]):
     def sources(self) -> dict[str, Source]:
         """Batches for phases beside the replay of the run, by the name that phases use."""
         return {}
+
+    def prior(self) -> tuple[Source, float] | None:
+        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
+        return None
 
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""

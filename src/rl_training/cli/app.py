@@ -9,6 +9,7 @@ import typer
 
 from rl_training.cli.boundary import EPILOG, interruptible
 from rl_training.cli.config import config
+from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
 from rl_training.cli.evaluate import evaluate
 from rl_training.cli.export import export
@@ -59,3 +60,4 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 for _name, (_function, _summary) in _COMMANDS.items():
     app.command(_name, short_help=_summary)(interruptible(_function))
+app.add_typer(dataset, name="dataset", short_help="Make, inspect and convert datasets.")

@@ -59,6 +59,13 @@ def _value(name: str, class_name: str, target: str, summary: str, **defaults: An
     )
 
 
+def _offline(
+    name: str, class_name: str, target: str, summary: str, actions: tuple[str, ...] = BOX, **defaults: Any
+) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "offline", "offline", actions, summary, defaults)
+
+
 _TABLE: tuple[Entry, ...] = (
     _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
     _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
@@ -98,7 +105,19 @@ _TABLE: tuple[Entry, ...] = (
                 num_critics=2, dropout=0.01, layer_norm=True),
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
     _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
+    _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on half prior data, half fresh replay (Ball et al. 2023)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
+    _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
+    _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
+    _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
+    _offline("cql", "CQL", "cql:CQL", "Conservative Q-learning (Kumar et al. 2020)"),
+    _offline("xql", "XQL", "xql:XQL", "IQL with Gumbel regression of the value (Garg et al. 2023)"),
+    _offline("awac", "AWAC", "awac:AWAC", "Actor-critic by advantage-weighted regression (Nair et al. 2020)"),
+    _offline("crr", "CRR", "awac:AWAC", "Critic-regularised regression (Wang et al. 2020)",
+             weighting="binary", num_actions=4),
+    _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
+    _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
+    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
 )  # fmt: skip
 
 

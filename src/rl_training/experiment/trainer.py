@@ -30,6 +30,7 @@ from rl_training.experiment.checkpoint import (
     save_checkpoint,
     step_name,
 )
+from rl_training.experiment.collecting import dataset_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
@@ -83,6 +84,9 @@ class Trainer:
         )  # fmt: skip
         try:
             self.algorithm = build_algorithm(config, self.envs.spec, self.device)
+            data = dataset_of(hyper, self.env, config.env_arguments("training"), self.envs.spec)
+            self.algorithm.dataset = data
+            self.dataset_hash = data.content_hash() if data is not None else None
             self.loop = loop_cls(  # type: ignore[call-arg]
                 self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
             )
@@ -152,6 +156,11 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta
+        if meta.get("dataset_hash") != self.dataset_hash:
+            raise UserError(
+                f"the dataset is not the one that this run trained on: its content hash is {self.dataset_hash}, the"
+                f" checkpoint says {meta.get('dataset_hash')}; put the old file back, or start a new run"
+            )
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
         self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
@@ -379,6 +388,7 @@ class Trainer:
             "env_spec": self.algorithm.spec.to_json(),
             "counters": counters,
             "env_state": self._env_state(counters),
+            "dataset_hash": self.dataset_hash,
             "best_eval": self._best,
             "last_eval": self._last_eval,
             "evaluated_at": self._evaluated_at,

@@ -13,6 +13,7 @@ from rl_training.models.continuous import (
     SACModel,
     TD3Model,
 )
+from rl_training.models.offline import AWACModel, GaussianActor, IQLModel, MLPIQLModel, StateValue
 from rl_training.models.policy import ActorCritic
 from rl_training.models.recurrent import GRU, LSTM, MLPRecurrentQNetwork, RecurrentActorCritic, RecurrentQNetwork
 from rl_training.models.renorm import CrossQModel
@@ -36,6 +37,7 @@ from rl_training.models.value import (
 __all__ = [
     "GRU",
     "LSTM",
+    "AWACModel",
     "Actor",
     "ActorCritic",
     "C51QNetwork",
@@ -46,11 +48,14 @@ __all__ = [
     "EnsembleQNetwork",
     "FQFModel",
     "FractionProposal",
+    "GaussianActor",
+    "IQLModel",
     "ImplicitQuantileNetwork",
     "MLPC51QNetwork",
     "MLPD4PGModel",
     "MLPDiscreteSACModel",
     "MLPFQFNetwork",
+    "MLPIQLModel",
     "MLPIQNNetwork",
     "MLPNAFModel",
     "MLPQNetwork",
@@ -65,5 +70,6 @@ __all__ = [
     "RecurrentActorCritic",
     "RecurrentQNetwork",
     "SACModel",
+    "StateValue",
     "TD3Model",
 ]

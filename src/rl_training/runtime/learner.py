@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
 from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
-from rl_training.data.source import Source
+from rl_training.data.source import MixedSource, Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
@@ -26,6 +26,7 @@ from rl_training.runtime.executor import Executor
 if TYPE_CHECKING:
     from rl_training.envs.vector import Step
 
+FIXED = ("data", "prior")  # parts of the tree that hold transitions; `prior` never changes and is never saved
 ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
 
 
@@ -106,7 +107,7 @@ class Learner:
         """Everything but the stored transitions: what a capture's trial runs must not change."""
         columns = self.store.columns
         data = {k: v for k, v in self.tree["data"].items() if k not in columns}
-        return {**{k: v for k, v in self.tree.items() if k != "data"}, "data": data}
+        return {**{k: v for k, v in self.tree.items() if k not in FIXED}, "data": data}
 
     def _pinned(self, tree: Any) -> Any:
         return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, pin_memory=True), tree)
@@ -253,10 +254,15 @@ class ReplayLearner(Learner):
         self.batch_size = hp.batch_size
         self.sources: dict[str, Source] = {"replay": store, **algorithm.sources()}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in algorithm.sources().items()}
+        if (prior := algorithm.prior()) is not None:
+            self.sources["mixed"] = MixedSource(store, *prior)
+            self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
 
     def source_data(self, tree: dict[str, Any], phase: Phase) -> dict[str, Any]:
+        if phase.source == "mixed":
+            return {"first": tree["data"], "second": tree["prior"]}
         data: dict[str, Any] = tree["data"] if phase.source == "replay" else tree["sources"][phase.source]
         return data
 
