@@ -42,8 +42,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
     "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
 }
+SMALL_MODEL = {
+    "model_hidden_sizes": [16], "num_members": 3, "num_elites": 2, "model_batch_size": 32, "model_holdout_size": 64,
+    "model_train_freq": 15, "model_max_epochs": 3,
+}  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+    "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
 }
 
 

@@ -89,6 +89,8 @@ _TABLE: tuple[Entry, ...] = (
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
     _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
+    Entry("mbpo", "MBPO", "rl_training.algorithms.mbpo:MBPO", "model-based", "off_policy", BOX,
+          "SAC on short rollouts of a learned model (Janner et al. 2019)"),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from rl_training.models.continuous import (
     SACModel,
     TD3Model,
 )
+from rl_training.models.dynamics import EnsembleDynamics, MLPMOPOEnsembleModel
 from rl_training.models.policy import ActorCritic
 from rl_training.models.renorm import CrossQModel
 from rl_training.models.value import (
@@ -40,6 +41,7 @@ __all__ = [
     "D4PGModel",
     "DiscreteSACModel",
     "EnsembleCritic",
+    "EnsembleDynamics",
     "EnsembleQNetwork",
     "FQFModel",
     "FractionProposal",
@@ -49,6 +51,7 @@ __all__ = [
     "MLPDiscreteSACModel",
     "MLPFQFNetwork",
     "MLPIQNNetwork",
+    "MLPMOPOEnsembleModel",
     "MLPNAFModel",
     "MLPQNetwork",
     "MLPQRQNetwork",
