@@ -303,5 +303,3 @@ class Dynamics:
             Phase("validate", self.validate, batch_size=size, clock=fits, again=Again("fit", fitted), learns=False,
                   **rhythm),
         )  # fmt: skip
-
-

@@ -22,7 +22,9 @@ class SyntheticReplay(Storage):
 
     def __init__(self, spec: EnvSpec, capacity: int, width: int, *, gamma: float) -> None:
         if capacity < width:
-            raise UserError(f"a synthetic buffer of {capacity} cannot hold one step of {width} rollouts; make it larger")
+            raise UserError(
+                f"a synthetic buffer of {capacity} cannot hold one step of {width} rollouts; make it larger"
+            )
         columns = {k: v for k, v in transition_columns(spec).items() if k != "truncated"}
         super().__init__(columns, capacity + 1, 1, ring=False)  # the last row takes what is not kept
         self.capacity, self.width, self.gamma = capacity, width, gamma

@@ -91,6 +91,8 @@ _TABLE: tuple[Entry, ...] = (
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
     Entry("mbpo", "MBPO", "rl_training.algorithms.mbpo:MBPO", "model-based", "off_policy", BOX,
           "SAC on short rollouts of a learned model (Janner et al. 2019)"),
+    Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
+          "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
 )  # fmt: skip
 
 

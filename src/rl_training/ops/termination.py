@@ -75,9 +75,7 @@ def termination(name: str, spec: EnvSpec) -> Terminates | None:
         return known.ends if known and known.obs_dim == spec.obs_dim else None
     if name not in KNOWN:
         choices = ["auto", "learned", "none", *KNOWN]
-        raise UserError(
-            f"termination = '{name}' is unknown.{did_you_mean(name, choices)} Known: {', '.join(choices)}"
-        )
+        raise UserError(f"termination = '{name}' is unknown.{did_you_mean(name, choices)} Known: {', '.join(choices)}")
     if KNOWN[name].obs_dim != spec.obs_dim:
         raise UserError(
             f"the termination function of {name} reads {KNOWN[name].obs_dim} numbers;"

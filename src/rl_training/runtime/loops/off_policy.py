@@ -95,7 +95,10 @@ class OffPolicyLoop(Loop):
             if not to_the_end and self.should_stop():
                 break
         several = len(self.learner.phases) > 1
-        self.metrics = {**self.metrics, **({f"{phase.name}/{k}": v for k, v in metrics.items()} if several else metrics)}
+        self.metrics = {
+            **self.metrics,
+            **({f"{phase.name}/{k}": v for k, v in metrics.items()} if several else metrics),
+        }
         return call
 
     def finish(self) -> None:
