@@ -1,5 +1,6 @@
-"""Fitting a dynamics ensemble until it stops improving on held-out data, as pure functions of the training state: what
-MBPO, MOPO and PETS share. They own a `Dynamics`; it owns the entries "model" of params and opt, and "dynamics" of extra.
+"""Fitting a dynamics ensemble until it stops improving on held-out data, as pure functions of the training state.
+
+MBPO, MOPO and PETS own a `Dynamics`; it owns the entries "model" of params and opt, and "dynamics" of extra.
 
 A fit is three phases: `begin` (normaliser, counters), then rounds of `fit` (an epoch of minibatches) and `validate`,
 until no member has improved for some epochs. Each member keeps the parameters of its best epoch. Seeds that are done
@@ -7,15 +8,14 @@ before the others are frozen by a select, so that the seeds of a study stay in s
 
 Held-out rows are chosen by the place where they are stored: a row is held out for as long as it is kept, in this fit
 and the next ones, so that nothing learned before can have seen it.
-Deviations from Janner et al. 2019: targets are normalised too (bounds of the variance then mean the same in every task);
-members draw their minibatches with replacement instead of walking through a bootstrap sample.
+Deviations from Janner et al. 2019: targets are normalised too, so that the bounds of the variance mean the same in
+every task; members draw their minibatches with replacement instead of walking through a bootstrap sample.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-
 from typing import Any
 
 import torch
@@ -92,7 +92,8 @@ def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm) -> dict[st
     count = (weights > 0).sum(-1).clamp(min=1)
 
     def mean(per_sample: Tensor) -> Tensor:
-        return (weights * per_sample).sum(-1) / count  # [E]
+        out: Tensor = (weights * per_sample).sum(-1) / count  # [E]
+        return out
 
     nll = mean(gaussian_nll(prediction.mean, prediction.log_var, target).mean(-1))
     error = (prediction.mean - target).square()
@@ -191,7 +192,8 @@ class Dynamics:
         if "indices" not in batch:
             return torch.zeros_like(batch["rewards"], dtype=torch.bool)
         spread = (batch["indices"] * 2_654_435_769) & 0xFFFFFFFF
-        return spread < int(self.hp.model_holdout * 2**32)
+        held: Tensor = spread < int(self.hp.model_holdout * 2**32)
+        return held
 
     def begin(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """Start a fit: statistics of the rows to learn from, and fresh counters."""

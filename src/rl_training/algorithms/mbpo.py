@@ -160,7 +160,8 @@ class MBPO(Algorithm[MBPOHyper]):
         count = keep.sum().clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:
-            return torch.where(keep, x, 0.0).sum() / count
+            total: Tensor = torch.where(keep, x, 0.0).sum()
+            return total / count
 
         metrics = {
             "reward": mean(rewards), "uncertainty": mean(imagined.uncertainty),

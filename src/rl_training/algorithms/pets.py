@@ -1,8 +1,8 @@
 """PETS (Chua et al. 2018): plan by the cross-entropy method on trajectories sampled from a dynamics ensemble.
 
-There is no policy and no critic: each action is the first of the best plan found, and the plan, one step later, is where
-the next search begins (the carry). A plan is followed by one particle for each elite; `ts1` hands the particles to
-other members at every step, `tsinf` leaves each with its member (section 5.1).
+There is no policy and no critic: each action is the first of the best plan found, and the plan, one step later, is
+where the next search begins (the carry). A plan is followed by one particle for each elite; `ts1` hands the particles
+to other members at every step, `tsinf` leaves each with its member (section 5.1).
 Deviations: the reward is learned, not given; plans are scored by the elites only; the fit as in `Dynamics`.
 `planner: icem` plans as Pinneri et al. 2020: noise correlated in time, and elites kept between iterations.
 """
@@ -125,7 +125,8 @@ class PETS(Algorithm[PETSHyper]):
             elif prediction.end is not None:
                 alive = alive * (1.0 - torch.sigmoid(prediction.end))
         # A particle that left the range of float32 makes its plan worthless.
-        return torch.nan_to_num(total.mean(0), nan=-1e30, posinf=-1e30, neginf=-1e30).unflatten(0, (batch, count))
+        returns: Tensor = torch.nan_to_num(total.mean(0), nan=-1e30, posinf=-1e30, neginf=-1e30)
+        return returns.view(batch, count)
 
     def plan(self, state: TrainState, obs: Tensor, mean: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return self.cem.plan(lambda plans, draw: self.returns(state, obs, plans, draw), mean, key, self.colour)

@@ -41,10 +41,12 @@ class SyntheticReplay(Storage):
     def append(self, data: Data, rows: Batch) -> None:
         """`rows` has the new frontier and, after a step of the rollouts, the transitions [S, R, ...] with `keep`."""
         rows = dict(rows)
-        copy_into(data["frontier"], rows.pop("frontier"))
-        if not rows:
-            return
-        keep = rows.pop("keep")
+        frontier = rows.pop("frontier")
+        if rows:  # first: the observations among them may be the old frontier itself
+            self._append(data, rows, rows.pop("keep"))
+        copy_into(data["frontier"], frontier)
+
+    def _append(self, data: Data, rows: Batch, keep: Tensor) -> None:
         order = torch.cumsum(keep.to(torch.int64), -1) - 1  # [S, R]: the number of each kept row among them
         slots = torch.where(keep, (data["count"] + order) % self.capacity, self.capacity)
         seeds = slots.shape[0]

@@ -62,12 +62,14 @@ def physical(prediction: Prediction, norm: Norm) -> tuple[Tensor, Tensor]:
 
 def max_std_norm(std: Tensor) -> Tensor:
     """MOPO's error estimate: the largest norm of a member's standard deviation: [E, B, D + 1] -> [B]."""
-    return torch.linalg.vector_norm(std, dim=-1).amax(0)
+    largest: Tensor = torch.linalg.vector_norm(std, dim=-1).amax(0)
+    return largest
 
 
 def disagreement_norm(mean: Tensor) -> Tensor:
     """How far the members' means lie apart: [E, B, D + 1] -> [B]."""
-    return torch.linalg.vector_norm(mean.std(0, correction=0), dim=-1)
+    spread: Tensor = torch.linalg.vector_norm(mean.std(0, correction=0), dim=-1)
+    return spread
 
 
 def imagine(
