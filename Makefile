@@ -12,7 +12,7 @@ WORKERS ?= 2
 # libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
 TORCH := torch==2.13.0
 
-.PHONY: help install train test lint format bench docs clean clean-venv
+.PHONY: help install train test lint format bench docs site clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine"
 	@echo "make docs      write the generated tables of README and docs"
+	@echo "make site      build the documentation site into build/site"
 	@echo "make clean     remove caches and build files        make clean-venv   remove .venv"
 
 # Stamp files say what is installed: the second `make test` installs nothing, a changed pyproject.toml does.
@@ -73,6 +74,10 @@ bench: $(VENV)/.installed-bench
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+
+site: docs
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .coverage

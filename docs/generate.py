@@ -3,7 +3,8 @@
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 when a file is not up to date
 
-Sources: the registry (algorithms), results/*.json and the ledger (results), TrainConfig and each Hyper (configuration).
+Sources: the registry (algorithms), results/*.json and the ledger (results), TrainConfig and each Hyper (configuration),
+sourcebook.yaml and the registry (sourcebook).
 A test holds the files to it, so a table can neither go stale nor claim a number that no committed file has.
 """
 
@@ -12,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from rl_training.experiment import registry
@@ -74,7 +76,7 @@ def _result(row: dict[str, Any]) -> list[str]:
         str(len(row["seeds"])),
         f"{final['mean_return']:.1f}",
         f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]",
-        f"{row['threshold']:g}",
+        _bar(row["threshold"], row.get("at_most", False)),
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
@@ -82,7 +84,12 @@ def _result(row: dict[str, Any]) -> list[str]:
 
 def _not_run(entry: Any) -> list[str]:
     steps = f"{entry.total_timesteps:,}"
-    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", f"{entry.threshold:g}", "-", entry.source]
+    bar = _bar(entry.threshold, entry.at_most)
+    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+
+
+def _bar(threshold: float, at_most: bool) -> str:
+    return f"at most {threshold:g}" if at_most else f"{threshold:g}"
 
 
 def train_fields() -> str:
@@ -118,10 +125,52 @@ def _fields(model: type[BaseModel]) -> Iterable[list[str]]:
         yield [f"`{name}`", default, field.description or ""]
 
 
+def sourcebook(names: Mapping[str, str] | None = None) -> str:
+    """The book by year. `names` maps registry names to summaries: what is implemented is read from there."""
+    if names is None:
+        names = {entry.name: entry.summary for entry in registry.entries().values()}
+    book: dict[int, list[dict[str, Any]]] = yaml.safe_load((ROOT / "docs" / "sourcebook.yaml").read_text("utf-8"))
+    keys = {"name", "by", "in", "idea", "algo", "deferred", "watchlist"}
+    if strange := [row["name"] for rows in book.values() for row in rows if not keys >= row.keys()]:
+        raise SystemExit(f"docs/sourcebook.yaml: unknown keys (a comma outside quotes?) in {', '.join(strange)}")
+    listed = {name for rows in book.values() for row in rows for name in _names(row)}
+    for name, summary in names.items():
+        if name not in listed:  # newer than the book: told by its summary, "... (Author et al. 2020)"
+            match = re.search(r"\(([^()]*?),? (\d{4})[a-z]?\)", summary)
+            row = {"name": f"`{name}`", "by": match[1] if match else "-", "in": "-", "idea": summary, "algo": name}
+            book.setdefault(int(match[2]) if match else max(book), []).append(row)
+    parts = []
+    for year in sorted(book):
+        rows = [[row["name"], row["by"], _reference(row["in"]), row["idea"], _mark(row, names)] for row in book[year]]
+        parts.append(f"## {year}\n\n" + table(["algorithm", "by", "in", "idea", "here"], rows))
+    return "\n\n".join(parts)
+
+
+def _names(row: Mapping[str, Any]) -> list[str]:
+    names = row.get("algo", [])
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _mark(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    here = [name for name in _names(row) if name in names]
+    if here:
+        return "**implemented**: " + ", ".join(f"`{name}`" for name in here)
+    kind = next((kind for kind in ("deferred", "watchlist") if kind in row), None)
+    if kind is None:
+        return "in progress"
+    return f"{kind}: {row[kind]}"
+
+
+def _reference(text: str) -> str:
+    """arXiv numbers become links."""
+    return re.sub(r"\b(\d{4}\.\d{4,5})\b", r"[\1](https://arxiv.org/abs/\1)", text)
+
+
 BLOCKS = {
     "README.md": {"algorithms": algorithms, "results": measured},
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
     "docs/verification.md": {"results": measured},
+    "docs/sourcebook.md": {"book": sourcebook},
 }
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl_training.experiment import checkpoint as ck
+from rl_training.experiment import tensor_file
 from rl_training.experiment.atomic import temporary_sibling
 
 TENSORS = {"state": {"w": torch.arange(6.0).reshape(2, 3)}, "replay": {"a": torch.arange(5)}}
@@ -36,7 +37,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def many_tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for dtype in ck._DTYPES:
+    for dtype in tensor_file.DTYPES:
         noise = torch.randint(0, 2 if dtype == torch.bool else 256, (24 * dtype.itemsize,), generator=generator)
         tensors[str(dtype)] = noise.to(torch.uint8).view(dtype).reshape(2, 3, 4)
         tensors[f"{dtype} scalar"] = tensors[str(dtype)][0, 0, 0]
@@ -69,7 +70,7 @@ def test_round_trip_of_every_dtype_layout_and_shape(tmp_path: Path) -> None:
 
 
 def test_large_tensors_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ck, "_CHUNK", 64)
+    monkeypatch.setattr(tensor_file, "_CHUNK", 64)
     tensors = {
         "contiguous": torch.randn(7, 11),
         "transposed": torch.randn(5, 3, 9).permute(2, 0, 1),

@@ -19,6 +19,7 @@ from helpers import (
 )
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.errors import UserError
 from rl_training.experiment import registry
 from rl_training.experiment.config import make_config, merge, read_config
 from rl_training.experiment.trainer import Trainer
@@ -30,6 +31,7 @@ from rl_training.runtime.executor import compiled
 # ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 STEPS = 3
+NO_CRITIC = {"bc"}  # they learn a policy only
 
 KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).actions]
 KEY = rng.key_from_seed(3, 9)
@@ -162,9 +164,13 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
 def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
     algorithm = make_algorithm(name, kind)
     state, obs = algorithm.init_state(0), batch_for(algorithm)["obs"]
+    obs = obs[:, 0] if algorithm.recurrent else obs  # of sequences, the first step
     spec = algorithm.spec.action
     for explore in (True, False):
-        _, action, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        carry, action, extras = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        shapes = tree_map(lambda x: x.shape, carry)
+        assert shapes == tree_map(lambda x: x.shape, algorithm.init_carry(BATCH))
+        assert {k: (tuple(x.shape[1:]), x.dtype) for k, x in extras.items()} == algorithm.extra_columns()
         _, again, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
         assert torch.equal(action, again)
         if kind == "box":
@@ -175,7 +181,11 @@ def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
             assert action.shape == ((BATCH,) if spec.discrete else (BATCH, spec.dim))
             assert (action >= 0).all()
             assert (action < torch.tensor(spec.nvec)).all() if not spec.discrete else (action < spec.n).all()
-    assert algorithm.value(state, obs).shape == (BATCH,)
+    if name in NO_CRITIC:
+        with pytest.raises(UserError, match="no critic"):
+            algorithm.value(state, obs)
+    else:
+        assert algorithm.value(state, obs).shape == (BATCH,)
 
 
 def test_each_seed_starts_from_its_own_weights() -> None:
@@ -190,6 +200,7 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 SHORT = {
     "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
     "on_policy": {"n_steps": 8, "n_epochs": 1},
+    "offline": {"batch_size": 16, "hidden_sizes": [16], "dataset": {"size": 300}},
 }
 
 
@@ -199,8 +210,12 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     config = make_config(preset)
     envs = config.resolved().num_envs
     kwargs: dict[str, Any] = dict(SHORT[entry.loop])
+    if entry.load().recurrent:
+        kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
+    if "dataset" in base.get("algo_kwargs", {}):
+        kwargs["dataset"] = {"size": 300}
     if entry.loop == "on_policy":
         kwargs["batch_size"] = 8 * envs // 2 if envs > 1 else 8
     changes = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import posixpath
 import re
 import shlex
 from pathlib import Path
@@ -23,9 +24,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 NOT_YET = {ROOT / "docs" / "benchmarks.md"}  # written by benchmarks/report.py after `make bench`
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,7 +33,53 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/verification.md"])
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    return loaded("generate")
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[str, str]:
+    """Every file of the site, as mkdocs would be given it."""
+    hook = loaded("mkdocs_hook")
+    pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
+    assert not pages.keys() & hook.pages().keys()
+    return {**pages, **hook.pages()}
+
+
+def test_site_has_a_page_for_everything(site: dict[str, str]) -> None:
+    for entry in registry.entries().values():
+        page = site[f"algorithms/{entry.name}.md"]
+        assert entry.summary in page
+        assert all(f"| `{name}` |" in page for name in entry.load().Hyper.model_fields)
+        assert all(f"--config {preset}" in page for preset in registry.presets(entry.name))
+    assert "| CartPole-v1 | 50,000 | 5 | 500.0 |" in site["algorithms/dqn.md"]
+    assert "<polyline" in site["algorithms/dqn__CartPole-v1.svg"]
+    assert "### TrainConfig" in site["api/index.md"]
+    assert "**`train_step(" in site["api/algorithms.md"]
+    menu = json.dumps(loaded("mkdocs_hook").on_config({})["nav"])
+    shown = set(re.findall(r'"([\w/]+\.md)"', menu))
+    assert shown == {path for path in site if path.endswith(".md")}
+
+
+def test_links_of_the_site_lead_to_its_pages(site: dict[str, str]) -> None:
+    count = 0
+    for page, text in site.items():
+        outside = re.sub(r"(`{3,})[^`].*?\1", "", text, flags=re.DOTALL) if page.endswith(".md") else ""
+        outside = re.sub(r"`[^`\n]*`|\\.", "", outside)
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", outside):
+            if "://" in link:
+                continue
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) if link else page
+            assert target in site, f"{page} links to {link}"
+            headings = re.findall(r"^#+ (.*)$", site[target], re.MULTILINE)
+            slugs = {re.sub(r"[^\w-]+", "-", heading.lower()).strip("-") for heading in headings}
+            assert not anchor or anchor in slugs, f"{page} links to {link}#{anchor}"
+            count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/verification.md", "docs/sourcebook.md"])
 def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> None:
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
 
@@ -51,6 +97,41 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
     assert lines[2] == "| `dqn` | CartPole-v1 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | yes | here |"
     assert "not run yet" in lines[3]
     assert lines[-1] == "| `sac` | Hopper-v5 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | **no** | here |"
+
+
+def marks(text: str) -> dict[str, list[str]]:
+    """Mark -> the algorithm's names in the registry, or its name in the book."""
+    found: dict[str, list[str]] = {"implemented": [], "in progress": [], "deferred": [], "watchlist": []}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and cells[0] not in ("algorithm", "---"):
+            assert len(cells) == 5, line
+            assert all(cells), line
+            kind = next(kind for kind in found if cells[4].removeprefix("**").startswith(kind))
+            assert kind in ("implemented", "in progress") or cells[4].removeprefix(f"{kind}: "), line
+            found[kind] += re.findall(r"`(\w+)`", cells[4]) if kind == "implemented" else [cells[0]]
+    return found
+
+
+def test_sourcebook_agrees_with_the_registry() -> None:
+    text = (ROOT / "docs" / "sourcebook.md").read_text()
+    found = marks(text)
+    assert set(found["implemented"]) == set(registry.entries())
+    assert re.findall(r"^## (\d+)", text, re.MULTILINE) == [str(year) for year in range(2014, 2027)]
+    assert all(found[kind] for kind in ("deferred", "watchlist"))
+    numbers = re.findall(r"abs/(\d\d)(\d\d)\.(\d+)", text)
+    assert all(1 <= int(month) <= 12 and len(rest) == (5 if year >= "15" else 4) for year, month, rest in numbers)
+
+
+def test_marks_of_the_sourcebook_follow_the_registry(generate: ModuleType) -> None:
+    """A merge needs no edit of the book: a name that appears is implemented, one that is gone is in progress."""
+    now = {entry.name: entry.summary for entry in registry.entries().values()}
+    more = marks(generate.sourcebook({**now, "trpo": "TRPO", "new_one": "Something (Doe & Roe 2019)"}))
+    assert {"trpo", "new_one"} <= set(more["implemented"])
+    less = marks(generate.sourcebook({name: text for name, text in now.items() if name != "td3"}))
+    assert "td3" not in less["implemented"]
+    assert "TD3" in less["in progress"]
+    assert "Doe & Roe" in generate.sourcebook({"new_one": "Something (Doe & Roe 2019)"})
 
 
 def test_every_setting_is_documented() -> None:

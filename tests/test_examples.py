@@ -25,6 +25,9 @@ ARGUMENTS = {  # enough steps that learning has begun
     "d4pg_pendulum_reference.py": ["--total-timesteps", "530"],
     "td3_pendulum_reference.py": ["--total-timesteps", "10030"],
     "tqc_pendulum_reference.py": ["--total-timesteps", "130"],
+    "iql_pendulum_reference.py": ["--total-timesteps", "50"],
+    "cql_pendulum_reference.py": ["--total-timesteps", "20"],
+    "rlpd_pendulum_reference.py": ["--total-timesteps", "110"],
     "custom_env.py": ["--total-timesteps", "1200"],
 }
 

@@ -167,6 +167,15 @@ def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
         Trainer.resume(result.run_dir / "best", env=Payments)
 
 
+def test_early_stopping_goes_on_counting_after_a_resume(tmp_path: Path) -> None:
+    first = trainer("dqn", tmp_path, [EarlyStopping(patience=2)], env=Payments, eval_interval=20, total_timesteps=40)
+    run = first.run().run_dir
+    resumed = Trainer.resume(
+        run, env=Payments, total_timesteps=1_000, callbacks=[Callback(), EarlyStopping(patience=2)], progress=False
+    ).run()
+    assert (resumed.status, resumed.summary["env_steps"]) == ("stopped", 60)
+
+
 def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> None:
     result = trainer("ppo", tmp_path, checkpoint_interval=32, keep_checkpoints=2, seeds=(0, 1)).run()
     assert len(list_checkpoints(result.run_dir, "step")) == 2

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Positive, Widths, constant
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.exploration import Exploration, Kind
@@ -18,11 +18,11 @@ from rl_training.ops.tree import tree_map
 T = TypeVar("T")
 
 
-class ContinuousHyper(OffPolicyHyper):
+class ContinuousFields(Hyper):
+    """What online and offline algorithms have in common."""
+
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers of actor and critics."""
-    learning_starts: int = Field(100, ge=0)
-    """Environment steps with random actions before the first update."""
     tau: float = Field(0.005, gt=0.0, le=1.0)
     """Share of the online networks that each target update takes over."""
     exploration: Kind = "gaussian"
@@ -33,7 +33,12 @@ class ContinuousHyper(OffPolicyHyper):
     """gsde: steps between two draws of the noise function; -1: once an episode."""
 
 
-class DeterministicHyper(ContinuousHyper):
+class ContinuousHyper(ContinuousFields, OffPolicyHyper):
+    learning_starts: int = Field(100, ge=0)
+    """Environment steps with random actions before the first update."""
+
+
+class DeterministicFields(ContinuousFields):
     """Policies without noise of their own."""
 
     learning_rate: Positive = constant(1e-3)
@@ -42,7 +47,11 @@ class DeterministicHyper(ContinuousHyper):
     """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
 
 
-C = TypeVar("C", bound=ContinuousHyper)
+class DeterministicHyper(DeterministicFields, ContinuousHyper):
+    """The online ones of those."""
+
+
+C = TypeVar("C", bound=ContinuousFields)
 
 
 class Behaviour(NamedTuple):

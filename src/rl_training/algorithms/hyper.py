@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rl_training.data.recipes import DatasetRecipe
 from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.ops.schedules import Fraction, Positive, Schedule
 
@@ -71,6 +72,17 @@ class OffPolicyHyper(Hyper):
         return self.train_freq * num_envs if self.gradient_steps == -1 else self.gradient_steps
 
 
+class OfflineHyper(Hyper):
+    """Learning from a fixed set of transitions."""
+
+    dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
+    """Where the transitions come from: a recipe (docs/offline.md)."""
+    batch_size: int = Field(256, ge=1)
+    """Transitions in one update."""
+    updates_per_call: int = Field(1, ge=1, le=1024)
+    """Updates in one call of the update graph: more of them save calls and cost time to compile."""
+
+
 class OnPolicyHyper(Hyper):
     """Rollouts and epochs."""
 
@@ -94,6 +106,11 @@ class OnPolicyHyper(Hyper):
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return."""
 
+    @property
+    def chunk(self) -> int:
+        """Steps of one environment that stay together in a minibatch."""
+        return 1
+
 
 H = TypeVar("H", bound=Hyper)
 
@@ -115,6 +132,7 @@ __all__ = [
     "H",
     "Hyper",
     "OffPolicyHyper",
+    "OfflineHyper",
     "OnPolicyHyper",
     "Positive",
     "Widths",

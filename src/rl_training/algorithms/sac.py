@@ -14,7 +14,8 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
-from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousHyper, delayed
+from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousFields, ContinuousHyper, delayed
+from rl_training.algorithms.hyper import Hyper
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.continuous import SACModel
 from rl_training.ops import rng
@@ -26,7 +27,7 @@ from rl_training.ops.optim import Optimizer, periodic
 Extra = dict[str, Any]
 
 
-class SACHyper(ContinuousHyper):
+class SACFields(ContinuousFields):
     target_update_interval: int = Field(1, ge=1)
     """Gradient steps between target updates."""
     policy_delay: int = Field(1, ge=1)
@@ -46,6 +47,10 @@ class SACHyper(ContinuousHyper):
         return value
 
 
+class SACHyper(SACFields, ContinuousHyper):
+    """SAC with replay."""
+
+
 class CriticReport(NamedTuple):
     """What a critic's loss tells beside its value, per sample."""
 
@@ -55,8 +60,8 @@ class CriticReport(NamedTuple):
     extra: Extra  # entries of `state.extra` that the pass renewed
 
 
-class SAC(ContinuousControl[SACHyper]):
-    Hyper = SACHyper
+class SAC(ContinuousControl[SACFields]):
+    Hyper: ClassVar[type[Hyper]] = SACHyper
     name = "sac"
     squash = "tanh"
     targets: ClassVar[tuple[str, ...]] = ("critic",)
@@ -112,11 +117,16 @@ class SAC(ContinuousControl[SACHyper]):
         """Output of the actor when it learns, and entries of `state.extra` that the pass renewed."""
         return self.policy(params, extra, obs), {}
 
+    def actor_rate(self, state: TrainState, rate: Tensor | float) -> Tensor | float:
+        """Step size of actor and temperature, given that of the critics."""
+        return rate
+
     # --- shared --------------------------------------------------------------------------------------------------
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, obs, weights = self.hp, batch["obs"], batch["weights"]
         rate = hp.learning_rate(state.progress)
+        actor_rate = self.actor_rate(state, rate)
         alpha = torch.exp(state.extra["log_alpha"])
         next_action, next_log_prob = self.dist.sample_and_log_prob(
             self.policy(state.params["actor"], state.extra, batch["next_obs"]), rng.fold(key, 0)
@@ -138,13 +148,13 @@ class SAC(ContinuousControl[SACHyper]):
             return weighted_mean(alpha * log_prob - value, weights), (log_prob, renewed)
 
         loss_pi, (log_prob, renewed), grads = value_and_grad(actor_loss, state.params["actor"])
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
 
         entropy = -weighted_mean(log_prob, weights)
         log_alpha, alpha_opt = state.extra["log_alpha"], state.opt["log_alpha"]
         if hp.ent_coef == "auto":  # gradient of Eq. 18 with respect to log alpha
             gradient = alpha * (entropy - self.target_entropy)
-            log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, rate)
+            log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, actor_rate)
 
         renewed = {**renewed, "log_alpha": log_alpha}
         actor, actor_opt, alpha_opt, renewed = delayed(

@@ -7,12 +7,21 @@ default (`exploration: ou` is the paper's), no weight decay, and the critic sees
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
-from rl_training.algorithms.continuous import Behaviour, ContinuousControl, DeterministicHyper, delayed
+from rl_training.algorithms.continuous import (
+    Behaviour,
+    ContinuousControl,
+    DeterministicFields,
+    DeterministicHyper,
+    delayed,
+)
+from rl_training.algorithms.hyper import Hyper
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.continuous import TD3Model
 from rl_training.ops import rng
@@ -21,7 +30,7 @@ from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import polyak
 
 
-class TD3Hyper(DeterministicHyper):
+class TD3Fields(DeterministicFields):
     num_critics: int = Field(2, ge=1)
     """Critics, whose smallest value is the target."""
     policy_delay: int = Field(2, ge=1)
@@ -32,10 +41,16 @@ class TD3Hyper(DeterministicHyper):
     """That noise is clipped to this size."""
 
 
-class TD3(ContinuousControl[TD3Hyper]):
-    Hyper = TD3Hyper
+class TD3Hyper(TD3Fields, DeterministicHyper):
+    """TD3 with replay."""
+
+
+class TD3(ContinuousControl[TD3Fields]):
+    Hyper: ClassVar[type[Hyper]] = TD3Hyper
     name = "td3"
     targets = ("actor", "critic")
+
+    # --- what TD3+BC and ReBRAC replace --------------------------------------------------------------------------
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
@@ -55,11 +70,23 @@ class TD3(ContinuousControl[TD3Hyper]):
         noise = hp.target_policy_noise * rng.normal(key, tuple(action.shape))
         return torch.clamp(action + noise.clamp(-hp.target_noise_clip, hp.target_noise_clip), -1.0, 1.0)
 
+    def next_q(self, params: Tensor, batch: Batch, next_action: Tensor) -> Tensor:
+        """Value to bootstrap from: [B]."""
+        q: Tensor = self.nets["critic"](params, batch["next_obs"], next_action)
+        return q.amin(0)  # [E, B] -> [B]
+
+    def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
+        """What the actor lowers, per sample (Algorithm 1: the first critic alone): [B]."""
+        q: Tensor = self.nets["critic"](critic, batch["obs"], action)[0]
+        return -q
+
+    # --- shared --------------------------------------------------------------------------------------------------
+
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, critic, obs, weights = self.hp, self.nets["critic"], batch["obs"], batch["weights"]
         rate = hp.learning_rate(state.progress)
         next_action = self.target_action(state.target["actor"], batch["next_obs"], key)
-        next_q = critic(state.target["critic"], batch["next_obs"], next_action).amin(0)  # [E, B] -> [B]
+        next_q = self.next_q(state.target["critic"], batch, next_action)
         target = batch["rewards"] + batch["discounts"] * next_q
 
         def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -70,8 +97,8 @@ class TD3(ContinuousControl[TD3Hyper]):
         loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
         critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
-        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Algorithm 1: the first critic alone
-            return -weighted_mean(critic(critic_params, obs, self.policy(params, obs))[0], weights), ()
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
+            return weighted_mean(self.policy_loss(critic_params, batch, self.policy(params, obs)), weights), ()
 
         loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
         actor_params, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)

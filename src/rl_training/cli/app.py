@@ -9,8 +9,10 @@ import typer
 
 from rl_training.cli.boundary import EPILOG, interruptible
 from rl_training.cli.config import config
+from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
 from rl_training.cli.evaluate import evaluate
+from rl_training.cli.export import export
 from rl_training.cli.listing import list_algorithms
 from rl_training.cli.predict import predict
 from rl_training.cli.resume import resume
@@ -50,6 +52,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "eval": (evaluate, "Evaluate a checkpoint."),
     "resume": (resume, "Continue a run as if it had never stopped."),
     "predict": (predict, "Print the action for an observation."),
+    "export": (export, "Write the policy as an ONNX file."),
     "config": (config, "Show a complete configuration."),
     "list": (list_algorithms, "Show the algorithms."),
     "verify": (verify, "Compare a score with its published bar."),
@@ -57,3 +60,4 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 for _name, (_function, _summary) in _COMMANDS.items():
     app.command(_name, short_help=_summary)(interruptible(_function))
+app.add_typer(dataset, name="dataset", short_help="Make, inspect and convert datasets.")

@@ -28,7 +28,7 @@ EXTRAS = {
     "offline": ("minari", "h5py"),
     "tuning": ("optuna",),
     "ray": ("ray",),
-    "tracking": ("wandb", "mlflow"),
+    "tracking": ("wandb", "mlflow", "trackio"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "bench": ("stable_baselines3", "sb3_contrib"),
     "docs": ("mkdocs", "material"),

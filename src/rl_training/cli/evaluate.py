@@ -61,13 +61,13 @@ def evaluate(
     print(lines(rows))
 
 
-def load_agent(checkpoint: str, env: str | None, device: str | None) -> Agent:
+def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int | None = None) -> Agent:
     """The agent of `--checkpoint`; damaged checkpoints that had to be skipped are told of."""
     from rl_training.experiment.agent import Agent
     from rl_training.experiment.checkpoint import resolve
 
     path = resolve(checkpoint, warn=lambda message: tell(f"warning: {message}"))
-    agent = Agent.load(path, device=device or "auto", env=env)
+    agent = Agent.load(path, device=device or "auto", env=env, seed=seed)
     if env is not None:
         _check_spaces(agent, env)
     return agent

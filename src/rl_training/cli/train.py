@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ def train(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", metavar="NAME", help="Also show metrics in wandb, mlflow or trackio.")
+    ] = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
@@ -34,7 +38,7 @@ def train(
     """
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        output_dir=output_dir, device=device, execution=execution,
+        output_dir=output_dir, device=device, execution=execution, trackers=track or None,
     )  # fmt: skip
     from rl_training.experiment.trainer import Trainer
 

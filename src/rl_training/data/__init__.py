@@ -1,7 +1,24 @@
-"""Storage and replay. `ReplayBuffer` and its relatives are for use outside a run."""
+"""Storage, replay and datasets. `ReplayBuffer` and its relatives are for use outside a run."""
 
 from rl_training.data.buffers import PrioritizedReplayBuffer, ReplayBuffer, RolloutBuffer
+from rl_training.data.dataset import DatasetSource, TransitionDataset
+from rl_training.data.recipes import DatasetRecipe, load_transition_dataset
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.sequence import RecurrentReplay, RecurrentReplayBuffer, sequence_priority
 from rl_training.data.storage import Storage
 
-__all__ = ["PrioritizedReplay", "PrioritizedReplayBuffer", "Replay", "ReplayBuffer", "RolloutBuffer", "Storage"]
+__all__ = [
+    "DatasetRecipe",
+    "DatasetSource",
+    "PrioritizedReplay",
+    "PrioritizedReplayBuffer",
+    "RecurrentReplay",
+    "RecurrentReplayBuffer",
+    "Replay",
+    "ReplayBuffer",
+    "RolloutBuffer",
+    "Storage",
+    "TransitionDataset",
+    "load_transition_dataset",
+    "sequence_priority",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,18 @@ class Callback:
 
     def on_train_end(self, trainer: Trainer, result: TrainResult) -> None: ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """What JSON can say of this callback; saved in every checkpoint, given back when the run resumes."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """By class, and by order among those of one class: a name that is the same when the run resumes."""
+    names = [type(callback).__qualname__ for callback in callbacks]
+    return {f"{name}.{names[:i].count(name)}": callbacks[i] for i, name in enumerate(names)}
+
 
 class EarlyStopping(Callback):
     """Stop when `patience` evaluations in a row were not better than the best one by `min_delta`."""
@@ -39,3 +52,9 @@ class EarlyStopping(Callback):
         self.waited += 1
         if self.waited >= self.patience:
             trainer.request_stop(f"no evaluation better than {self.best:.1f} in {self.patience}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]

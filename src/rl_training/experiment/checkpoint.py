@@ -12,11 +12,10 @@ import json
 import os
 import re
 import shutil
-import struct
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rl_training.errors import UserError
+from rl_training.experiment import tensor_file
 from rl_training.experiment.atomic import (
     failpoint,
     fsync_directory,
@@ -39,34 +39,16 @@ from rl_training.experiment.atomic import (
     write_error,
 )
 from rl_training.experiment.run_dir import library_versions
+from rl_training.experiment.tensor_file import NamedTensors
 
 FORMAT, SCHEMA, MANIFEST = "rl_training.checkpoint", 1, "manifest.json"
 _NAME = re.compile(r"(step|best)_([0-9]{12,18})")
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LEFTOVER = re.compile(r".+\.tmp-[0-9a-f]{32}")
-_CHUNK = 4 << 20  # bytes of a tensor in flight while writing
-_MAX_MANIFEST, _MAX_HEADER = 32 << 20, 8 << 20  # far above real use; they bound the memory a hostile file can take
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
+_MAX_MANIFEST = 32 << 20  # far above real use; bounds the memory that a hostile file can take
 
 Warn = Callable[[str], object]
 Kind = Literal["step", "best"]
-NamedTensors = dict[str, torch.Tensor]
 
 
 class CheckpointError(UserError):
@@ -112,7 +94,7 @@ def save_checkpoint(directory: Path, name: str, *, tensors: dict[str, NamedTenso
     for stem in tensors:
         if not _STEM.fullmatch(stem):
             raise ValueError(f"'{stem}' is not a valid file stem")
-    headers = {stem: _header(named) for stem, named in tensors.items()}
+    headers = {stem: tensor_file.header(named) for stem, named in tensors.items()}
     meta = map_json(meta, lambda x: {"$float": str(x)})
     try:
         if not os.path.isdir(directory):
@@ -150,7 +132,7 @@ def _write_directory(
         failpoint("checkpoint.mkdir.after")
         files = {}
         for stem, named in tensors.items():
-            blocks = _file_blocks(headers[stem], named)
+            blocks = tensor_file.blocks(headers[stem], named)
             digest, size = write_durable(temporary / f"{stem}.safetensors", blocks, "tensors")
             files[f"{stem}.safetensors"] = {"sha256": digest, "bytes": size, "tensors": len(named)}
         data = _manifest_bytes({**manifest, "files": files})
@@ -171,50 +153,6 @@ def _write_directory(
         shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
         if lock is not None:
             os.close(lock)
-
-
-def _ordered(named: NamedTensors) -> list[tuple[str, torch.Tensor]]:
-    """Widest type first, so that every tensor is aligned in the file without padding."""
-    return sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))
-
-
-def _header(named: NamedTensors) -> bytes:
-    """The safetensors header: 8 bytes of length, then JSON padded with spaces to a multiple of 8."""
-    entries, offset = {}, 0
-    for name, tensor in _ordered(named):
-        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or name == "__metadata__":
-            raise ValueError(f"tensor '{name}' ({tensor.dtype}, {tensor.layout}) cannot be stored in a checkpoint")
-        end = offset + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_HEADER:
-        raise ValueError(f"{len(named)} tensors are too many for one file")
-    return struct.pack("<Q", len(text)) + text
-
-
-def _file_blocks(header: bytes, named: NamedTensors) -> Iterator[bytes | memoryview]:
-    """The file in pieces. Written by hand because the library's writer copies every tensor of the file first."""
-    yield header
-    for _, tensor in _ordered(named):
-        for piece in _pieces(tensor.detach()):
-            yield piece.cpu().view(torch.uint8).numpy().data
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Flat slices of at most `_CHUNK` bytes: a replay of many GB is never copied whole, on the device or the host."""
-    size = tensor.numel() * tensor.element_size()
-    if tensor.is_contiguous() or size <= _CHUNK:
-        flat, step = tensor.contiguous().view(-1), _CHUNK // tensor.element_size()
-        for start in range(0, len(flat), step):
-            yield flat[start : start + step]
-    elif len(tensor) > 1:
-        step = max(1, _CHUNK * len(tensor) // size)
-        for start in range(0, len(tensor), step):
-            yield from _pieces(tensor[start : start + step])
-    else:
-        yield from _pieces(tensor[0])
 
 
 def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
@@ -329,7 +267,7 @@ def _check_files(path: Path, manifest: dict[str, Any], hashed: Collection[str] |
                     raise CheckpointError(f"Checkpoint {path} is damaged: the SHA-256 of {name} is wrong.")
                 file.seek(0)
                 length = int.from_bytes(file.read(8), "little")
-                if not 2 <= length <= min(size - 8, _MAX_HEADER):
+                if not 2 <= length <= min(size - 8, tensor_file.MAX_HEADER):
                     raise ValueError(f"{name} has an impossible header of {length} bytes")
                 header = strict_json(file.read(length))
                 if not isinstance(header, dict) or len(header) != entry["tensors"]:

@@ -21,6 +21,8 @@ from rl_training.experiment.atomic import write_error
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from rl_training.experiment.trackers import Trackers
+
 FILE = "metrics.jsonl"
 _RESERVED = {"step", "time", "seed", "nonfinite"}
 
@@ -28,8 +30,11 @@ _RESERVED = {"step", "time", "seed", "nonfinite"}
 class MetricsLogger:
     """Appends to a run's log. `resume_position` is the `position` a checkpoint stored; None just appends."""
 
-    def __init__(self, run_dir: str | Path, *, tensorboard: bool = True, resume_position: int | None = None) -> None:
-        self._path = Path(run_dir) / FILE
+    def __init__(
+        self, run_dir: str | Path, *, tensorboard: bool = True, resume_position: int | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:  # fmt: skip
+        self._path, self._trackers = Path(run_dir) / FILE, trackers
         self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
@@ -66,6 +71,8 @@ class MetricsLogger:
             raise write_error(f"Cannot write {self._path}", error) from error
         if self._tensorboard and scalars:
             self._to_tensorboard(step, scalars, seed, now)
+        if self._trackers is not None:
+            self._trackers.log(step, scalars, seed)
 
     @property
     def position(self) -> int:
@@ -76,8 +83,10 @@ class MetricsLogger:
             raise write_error(f"Cannot write {self._path}", error) from error
         return self._file.tell()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(failed)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -86,8 +95,8 @@ class MetricsLogger:
     def __enter__(self) -> MetricsLogger:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def _to_tensorboard(self, step: int, scalars: Mapping[str, float], seed: int | None, now: float) -> None:
         if self._writer is None:

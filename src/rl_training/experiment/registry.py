@@ -7,6 +7,7 @@ each entry point is named after the algorithm and points to an `Entry`, or to a 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rl_training.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from rl_training.algorithms.base import Algorithm
 
 DISCRETE = ("discrete",)
@@ -56,6 +59,13 @@ def _value(name: str, class_name: str, target: str, summary: str, **defaults: An
     )
 
 
+def _offline(
+    name: str, class_name: str, target: str, summary: str, actions: tuple[str, ...] = BOX, **defaults: Any
+) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "offline", "offline", actions, summary, defaults)
+
+
 _TABLE: tuple[Entry, ...] = (
     _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
     _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
@@ -74,8 +84,15 @@ _TABLE: tuple[Entry, ...] = (
     _value("fqf", "FQF", "fqf:FQF", "Quantiles at learned fractions (Yang et al. 2019)"),
     _value("discrete_sac", "DiscreteSAC", "discrete_sac:DiscreteSAC",
            "Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"),
+    _value("drqn", "DRQN", "drqn:DRQN", "Deep Q-learning with a recurrent network (Hausknecht & Stone 2015)"),
+    _value("r2d2", "R2D2", "drqn:DRQN",
+           "DRQN with stored states, burn-in, rescaled values and prioritised sequences (Kapturowski et al. 2019)",
+           stored_state=True, burn_in=10, sequence_length=20, overlap=10, value_rescaling=True, double=True,
+           dueling=True, prioritized=True, prioritized_alpha=0.9, prioritized_beta=0.6, n_step=5),
     Entry("ppo", "PPO", "rl_training.algorithms.ppo:PPO", "on-policy", "on_policy", ANY,
           "Proximal policy optimisation (Schulman et al. 2017)"),
+    Entry("recurrent_ppo", "RecurrentPPO", "rl_training.algorithms.recurrent_ppo:RecurrentPPO", "on-policy",
+          "on_policy", ANY, "PPO whose actor and critic remember, by LSTM or GRU"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
@@ -88,11 +105,23 @@ _TABLE: tuple[Entry, ...] = (
                 num_critics=2, dropout=0.01, layer_norm=True),
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
     _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
+    _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on half prior data, half fresh replay (Ball et al. 2023)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
     Entry("mbpo", "MBPO", "rl_training.algorithms.mbpo:MBPO", "model-based", "off_policy", BOX,
           "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
           "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
+    _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
+    _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
+    _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
+    _offline("cql", "CQL", "cql:CQL", "Conservative Q-learning (Kumar et al. 2020)"),
+    _offline("xql", "XQL", "xql:XQL", "IQL with Gumbel regression of the value (Garg et al. 2023)"),
+    _offline("awac", "AWAC", "awac:AWAC", "Actor-critic by advantage-weighted regression (Nair et al. 2020)"),
+    _offline("crr", "CRR", "awac:AWAC", "Critic-regularised regression (Wang et al. 2020)",
+             weighting="binary", num_actions=4),
+    _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
+    _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
+    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
 )  # fmt: skip
 
 
@@ -103,11 +132,25 @@ def entries() -> dict[str, Entry]:
     from importlib.metadata import entry_points
 
     for point in entry_points(group="rl_training.algorithms"):
-        if point.name in table:
-            raise UserError(f"the plug-in {point.value} wants the name '{point.name}', which is taken")
-        loaded = point.load()
-        table[point.name] = loaded if isinstance(loaded, Entry) else loaded()
+        try:
+            found = _plug_in(point)
+            if found.name in table:
+                raise UserError(f"the name '{found.name}' is taken")
+        except Exception as error:  # a stranger's package must not take the whole command line with it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = reason.removeprefix("UserError: ")
+            warnings.warn(f"the plug-in {point.name} ({point.value}) is left out: {reason}", stacklevel=2)
+        else:
+            table[found.name] = found
     return table
+
+
+def _plug_in(point: EntryPoint) -> Entry:
+    found = point.load()
+    found = found if isinstance(found, Entry) else found()
+    if not isinstance(found, Entry) or found.name != point.name:
+        raise UserError(f"it must be, or return, a registry Entry named '{point.name}'")
+    return found
 
 
 def entry(name: str) -> Entry:

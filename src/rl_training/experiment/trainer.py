@@ -19,7 +19,7 @@ from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment import registry
 from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
-from rl_training.experiment.callbacks import Callback
+from rl_training.experiment.callbacks import Callback, named
 from rl_training.experiment.checkpoint import (
     Checkpoint,
     best_name,
@@ -30,11 +30,13 @@ from rl_training.experiment.checkpoint import (
     save_checkpoint,
     step_name,
 )
+from rl_training.experiment.collecting import dataset_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
 from rl_training.experiment.progress import Progress
 from rl_training.experiment.stats import eval_summary
+from rl_training.experiment.trackers import Trackers, check_trackers
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
@@ -69,6 +71,7 @@ class Trainer:
         self.seeds = config.all_seeds
         self.env: EnvSource = env if env is not None else config.env_id
         self.device = choose_device(config.device)
+        check_trackers(config.trackers, required=checkpoint is None)
         entry = registry.entry(config.algo)
         hyper, loop_cls = config.hyper(), loop_class(entry.loop)
         assert config.num_envs is not None
@@ -81,6 +84,9 @@ class Trainer:
         )  # fmt: skip
         try:
             self.algorithm = build_algorithm(config, self.envs.spec, self.device)
+            data = dataset_of(hyper, self.env, config.env_arguments("training"), self.envs.spec)
+            self.algorithm.dataset = data
+            self.dataset_hash = data.content_hash() if data is not None else None
             self.loop = loop_cls(  # type: ignore[call-arg]
                 self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
             )
@@ -150,10 +156,19 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta
+        if meta.get("dataset_hash") != self.dataset_hash:
+            raise UserError(
+                f"the dataset is not the one that this run trained on: its content hash is {self.dataset_hash}, the"
+                f" checkpoint says {meta.get('dataset_hash')}; put the old file back, or start a new run"
+            )
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
         self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
         self._owed = list(meta["owed"])
+        saved = meta["callbacks"]
+        for name, callback in named(self.callbacks).items():
+            if name in saved:  # callbacks are the caller's to choose: one that is new starts fresh
+                callback.load_state_dict(saved[name])
 
     def _open_run_dir(self) -> Path:
         if self.resumed is not None:
@@ -183,9 +198,10 @@ class Trainer:
         self._steps_at_start = self.loop.env_steps
         torch.set_float32_matmul_precision("high")  # here, so that a resumed run computes with the same precision
         try:
+            trackers = Trackers(config.trackers, self.run_dir, self._saved_config())
             with (
                 Progress(config.total_timesteps, self._show, title) as self.progress,
-                MetricsLogger(self.run_dir, resume_position=position) as self.logger,
+                MetricsLogger(self.run_dir, resume_position=position, trackers=trackers) as self.logger,
             ):
                 self._announce()
                 self._call("on_train_start")
@@ -372,10 +388,12 @@ class Trainer:
             "env_spec": self.algorithm.spec.to_json(),
             "counters": counters,
             "env_state": self._env_state(counters),
+            "dataset_hash": self.dataset_hash,
             "best_eval": self._best,
             "last_eval": self._last_eval,
             "evaluated_at": self._evaluated_at,
             "owed": [name for name in self._owed if name != "save"],
+            "callbacks": {name: callback.state_dict() for name, callback in named(self.callbacks).items()},
             "metrics_position": self.logger.position,
             "elapsed_s": self._elapsed + time.monotonic() - self._started,
         }

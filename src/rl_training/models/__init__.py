@@ -14,7 +14,9 @@ from rl_training.models.continuous import (
     TD3Model,
 )
 from rl_training.models.dynamics import EnsembleDynamics, MLPMOPOEnsembleModel
+from rl_training.models.offline import AWACModel, GaussianActor, IQLModel, MLPIQLModel, StateValue
 from rl_training.models.policy import ActorCritic
+from rl_training.models.recurrent import GRU, LSTM, MLPRecurrentQNetwork, RecurrentActorCritic, RecurrentQNetwork
 from rl_training.models.renorm import CrossQModel
 from rl_training.models.value import (
     C51QNetwork,
@@ -34,6 +36,9 @@ from rl_training.models.value import (
 )
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "AWACModel",
     "Actor",
     "ActorCritic",
     "C51QNetwork",
@@ -45,22 +50,29 @@ __all__ = [
     "EnsembleQNetwork",
     "FQFModel",
     "FractionProposal",
+    "GaussianActor",
+    "IQLModel",
     "ImplicitQuantileNetwork",
     "MLPC51QNetwork",
     "MLPD4PGModel",
     "MLPDiscreteSACModel",
     "MLPFQFNetwork",
+    "MLPIQLModel",
     "MLPIQNNetwork",
     "MLPMOPOEnsembleModel",
     "MLPNAFModel",
     "MLPQNetwork",
     "MLPQRQNetwork",
     "MLPREDQModel",
+    "MLPRecurrentQNetwork",
     "MLPSACModel",
     "MLPTD3Model",
     "NAFModel",
     "QNetwork",
     "QRQNetwork",
+    "RecurrentActorCritic",
+    "RecurrentQNetwork",
     "SACModel",
+    "StateValue",
     "TD3Model",
 ]

@@ -17,10 +17,11 @@ _TANH_EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 
 class Tanh(nn.Module):
     """tanh; in graphs for the CPU a rational function, because the vectorised library call costs as much as the matrix
-    products of a small policy network. First derivatives only there: 1 - tanh^2 is attached by hand."""
+    products of a small policy network. First derivatives only there: 1 - tanh^2 is attached by hand.
+    Exported graphs have the operator itself: the ONNX optimiser takes coefficients like 2e-13 for zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() or x.device.type != "cpu":
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or x.device.type != "cpu":
             return torch.tanh(x)
         fixed = torch.clamp(x.detach(), -7.90531110763549805, 7.90531110763549805)
         square = fixed * fixed

@@ -56,8 +56,8 @@ class Net:
         self.module.to(device)
         return self
 
-    def __call__(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
-        params = self.named(flat)
+    def __call__(self, flat: Tensor | dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        params = flat if isinstance(flat, dict) else self.named(flat)  # an exported graph holds named parameters
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.module, params, args, kwargs)
         # Eager: put the views where the layers look for them; functional_call's swap-and-restore costs ten times more.

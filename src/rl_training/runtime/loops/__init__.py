@@ -5,9 +5,10 @@ from __future__ import annotations
 from rl_training.errors import UserError
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.loops.off_policy import OffPolicyLoop
+from rl_training.runtime.loops.offline import OfflineLoop
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 
-LOOPS: dict[str, type[Loop]] = {"off_policy": OffPolicyLoop, "on_policy": OnPolicyLoop}
+LOOPS: dict[str, type[Loop]] = {"off_policy": OffPolicyLoop, "on_policy": OnPolicyLoop, "offline": OfflineLoop}
 
 
 def loop_class(name: str) -> type[Loop]:

@@ -16,7 +16,7 @@ from rl_training.envs.vector import EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import Learner
+from rl_training.runtime.learner import FIXED, Learner
 
 WINDOW = 100  # finished episodes that rollout/ep_rew_mean is taken over, as in Stable-Baselines3
 
@@ -113,7 +113,7 @@ class Loop(ABC):
         """Everything on the device, by checkpoint file and name."""
         tree = self.learner.tree
         columns = self.learner.store.columns
-        state = {k: v for k, v in tree.items() if k != "data"}
+        state = {k: v for k, v in tree.items() if k not in FIXED}
         rest = {k: v for k, v in tree["data"].items() if k not in columns}
         rows = {k: v for k, v in tree["data"].items() if k in columns}
         env_state = self.envs.get_state()
@@ -138,7 +138,7 @@ class Loop(ABC):
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
         tree = self.learner.tree
         columns = self.learner.store.columns
-        _fill({k: v for k, v in tree.items() if k not in ("data", "horizon")}, tensors["state"], "")
+        _fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         _fill(self.learner.inputs, tensors["state"], "inputs")
         _fill({k: v for k, v in tree["data"].items() if k in columns}, tensors["replay"], "rows")
         _fill({k: v for k, v in tree["data"].items() if k not in columns}, tensors["replay"], "index")
@@ -152,6 +152,7 @@ class Loop(ABC):
         arrays = {k: v.numpy() for k, v in tensors["envs"].items()}
         restored = self.envs.set_state(EnvState(counters["env_state"], arrays))
         if restored == "restarted":
+            self.learner.store.cut(tree["data"])
             self.learner.load_reset(self.envs.current_obs())
         return restored
 

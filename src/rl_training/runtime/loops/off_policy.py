@@ -105,7 +105,7 @@ class OffPolicyLoop(Loop):
         if self.pending:
             self.learner.write()
             self._learn(to_the_end=True)
-            self.learner.load_reset(self.envs.current_obs())
+            self.learner.load_reset(self.envs.current_obs(), begins=False)
             self.pending = False
 
     def counters(self) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Behavioural cloning: supervised learning of the actions in a dataset (Pomerleau 1989).
+
+Box actions: squared error of a deterministic tanh policy, which is the likelihood of a Gaussian of fixed width and what
+the tables of the offline literature call BC. Discrete actions: cross-entropy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import OfflineHyper, Widths
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+from rl_training.models.continuous import Actor
+from rl_training.ops.distributions import for_action
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
+
+
+class BCHyper(OfflineHyper):
+    hidden_sizes: Widths = (256, 256)
+    """Widths of the hidden layers."""
+
+
+class BC(Algorithm[BCHyper]):
+    Hyper = BCHyper
+    name = "bc"
+    actions = ("discrete", "multi_discrete", "multi_binary", "box")
+    network_argument = "actor"
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        outputs = spec.action.dim if spec.action.kind == "box" else for_action(spec.action).size
+        return {"actor": Actor(spec, outputs, self.hp.hidden_sizes, self.hp.activation)}
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        return {"actor": network}
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        if spec.action.kind == "box" and not spec.action.bounded:
+            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
+
+    def setup(self) -> None:
+        self.adam = self.optimizer()
+        self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        def loss(params: Tensor) -> tuple[Tensor, Tensor]:
+            out = self.nets["actor"](params, batch["obs"])
+            if self.dist is None:
+                error = (torch.tanh(out) - batch["actions"]).square().mean(-1)
+            else:
+                error = -self.dist.log_prob(out, batch["actions"])
+            return weighted_mean(error, batch["weights"]), error
+
+        value, error, grads = value_and_grad(loss, state.params["actor"])
+        rate = self.hp.learning_rate(state.progress)
+        params, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        state = state._replace(params={"actor": params}, opt={"actor": opt}, step=state.step + 1)
+        return state, Aux({"loss": value}, error)
+
+    def select_action(
+        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
+    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+        out = self.nets["actor"](state.params["actor"], obs)
+        if self.dist is None:
+            return carry, torch.tanh(out), {}
+        return carry, self.dist.sample(out, key) if explore else self.dist.mode(out), {}
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        raise UserError(f"{self.name} learns a policy only: it has no critic whose value could be asked for")

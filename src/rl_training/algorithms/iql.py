@@ -1,0 +1,135 @@
+"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions stands in for the maximum, so
+no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
+
+Order of the three updates as in the authors' code: V from the target critics, the policy and Q with the new V.
+The value network of XQL is learned by another loss: it replaces `value_loss`.
+Deviations: none known.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.hyper import OfflineHyper, Positive
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.offline import IQLModel
+from rl_training.ops.distributions import DiagGaussian
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import expectile_loss, weighted_mean, weighted_means
+from rl_training.ops.optim import polyak
+from rl_training.ops.schedules import Schedule
+
+
+class IQLHyper(ContinuousFields, OfflineHyper):
+    actor_learning_rate: Positive = Field(default_factory=lambda: Schedule(kind="cosine", start=3e-4, end=0.0))
+    """Step size of the policy; a number or a schedule (paper: cosine to 0)."""
+    expectile: float = Field(0.7, gt=0.0, lt=1.0)
+    """Which expectile of Q over the data's actions V is; towards 1 it nears the maximum."""
+    beta: float = Field(3.0, gt=0.0)
+    """Inverse temperature of the policy's weights exp(beta x advantage)."""
+    max_weight: float = Field(100.0, gt=0.0)
+    """Largest of these weights."""
+    num_critics: int = Field(2, ge=1)
+    """Critics, whose smallest value counts."""
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
+
+
+def advantage_weights(advantage: Tensor, beta: float, max_weight: float) -> Tensor:
+    """min(exp(beta A), max_weight), without an overflow on the way."""
+    return (beta * advantage).clamp(max=20.0).exp().clamp(max=max_weight)
+
+
+def iql_loss(
+    q: Tensor, target_q: Tensor, value: Tensor, next_value: Tensor, log_prob: Tensor, batch: Batch, *,
+    expectile: float = 0.7, beta: float = 3.0, max_weight: float = 100.0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The three losses and their means, from q [E, B] of the critics at (s, a), the target critics' minimum [B], V(s),
+    V(s') and log pi(a|s) [B]. Each loss is meant for its own network: the other inputs are constants to it."""
+    weights = batch["weights"]
+    advantage = (target_q - value).detach()
+    target = (batch["rewards"] + batch["discounts"] * next_value).detach()
+    policy_weight = advantage_weights(advantage, beta, max_weight)
+    return {
+        "value_loss": weighted_mean(expectile_loss(target_q.detach() - value, expectile), weights),  # Eq. 5
+        "critic_loss": weighted_mean((q - target).square().sum(0), weights),  # Eq. 6
+        "actor_loss": weighted_mean(-policy_weight * log_prob, weights),  # Eq. 7
+        **weighted_means(
+            {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q.detach().mean(0),
+             "value_mean": value.detach(), "target_mean": target}, weights,
+        ),
+    }  # fmt: skip
+
+
+class IQL(ContinuousControl[IQLHyper]):
+    Hyper = IQLHyper
+    name = "iql"
+    targets = ("critic",)
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        return self.named_networks(
+            IQLModel(
+                spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation, layer_norm=hp.layer_norm
+            )
+        )
+
+    def setup(self) -> None:
+        super().setup()
+        self.dist = DiagGaussian(self.spec.action.dim)
+
+    def value_loss(self, difference: Tensor, weights: Tensor) -> Tensor:
+        """Loss of V for Q - V, per sample (Eq. 5)."""
+        return expectile_loss(difference, self.hp.expectile)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, nets, weights = self.hp, self.nets, batch["weights"]
+        obs, actions = batch["obs"], batch["actions"]
+        rate = hp.learning_rate(state.progress)
+        target_q = nets["critic"](state.target["critic"], obs, actions).amin(0)  # [B]
+
+        def value_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
+            return weighted_mean(self.value_loss(target_q - nets["value"](params, obs), weights), weights), ()
+
+        loss_v, _, grads = value_and_grad(value_loss, state.params["value"])
+        value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
+        advantage = target_q - nets["value"](value, obs)
+        policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
+
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
+            log_prob = self.dist.log_prob(nets["actor"](params, obs), actions)
+            return weighted_mean(-policy_weight * log_prob, weights), ()
+
+        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        actor_rate = hp.actor_learning_rate(state.progress)
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
+        target = batch["rewards"] + batch["discounts"] * nets["value"](value, batch["next_obs"])
+
+        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
+            q = nets["critic"](params, obs, actions)  # [E, B]
+            error = q - target
+            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
+
+        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        state = state._replace(
+            params={"actor": actor, "critic": critic, "value": value},
+            target={"critic": polyak(state.target["critic"], critic, hp.tau)},
+            opt={"actor": actor_opt, "critic": critic_opt, "value": value_opt},
+            step=state.step + 1,
+        )
+        means = {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q, "target_mean": target}
+        metrics = {"critic_loss": loss_q, "value_loss": loss_v, "actor_loss": loss_pi, **weighted_means(means, weights)}
+        return state, Aux(metrics, error)
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        out, features = self.nets["actor"](state.params["actor"], obs, True)
+        mean, log_std = self.dist.split(out)
+        return Behaviour(mean, log_std.exp(), features)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        value: Tensor = self.nets["value"](state.params["value"], obs)
+        return value

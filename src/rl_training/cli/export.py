@@ -1,0 +1,49 @@
+"""`rl-training export`"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.evaluate import load_agent
+from rl_training.cli.output import lines, print_json
+
+
+def export(
+    checkpoint: o.Checkpoint,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="model.onnx, or model.pt2 for a torch.export program.")
+    ] = "model.onnx",
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Which agent of a study.  [its first]")
+    ] = None,
+    env: o.Env = None,
+    as_json: o.Json = False,
+) -> None:
+    """Write the deterministic policy as one file that runs without this library.
+
+    Observation normalisation and action scaling are inside. The file is run on random and real observations and its
+    actions compared with the agent's before it is written.
+    """
+    from rl_training.experiment.export import export as write
+
+    agent = load_agent(checkpoint, env, "cpu", seed)
+    result = write(agent, output)
+    if as_json:
+        config, path = agent.config, str(agent.path)
+        print_json({"algo": config.algo, "env_id": config.env_id, "checkpoint": path, **asdict(result)})
+        return
+    shape = "{dtype}[{axes}]"
+    described = {
+        name: shape.format(dtype=part["dtype"], axes=", ".join(map(str, part["shape"])))
+        for name, part in {**result.inputs, "action": result.output}.items()
+    }
+    checked = f"{result.observations} observations, largest error {result.max_error:.1g}"
+    if result.output["dtype"].startswith(("int", "uint")):
+        checked = f"{result.observations} observations, {result.different} different actions"
+    rows = [(f"input {name}" if name != "action" else "output action", text) for name, text in described.items()]
+    print(f"{agent.config.algo} on {agent.config.env_id}")
+    print(lines([*rows, ("compared on", checked), ("written", f"{result.path} ({result.bytes / 1e3:,.0f} kB)")]))

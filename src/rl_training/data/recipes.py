@@ -1,0 +1,127 @@
+"""A dataset as data: where its transitions come from and what is done to them. The recipe stands in the config of a
+run, so that training, resume and the command line need no file, and the same recipe gives the same content hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rl_training.data.dataset import TransitionDataset
+from rl_training.data.dataset_files import read_dataset
+from rl_training.errors import UserError, did_you_mean, explain
+
+Kind = Literal["random", "policy", "replay", "npz", "hdf5", "minari"]
+FILES = ("npz", "hdf5", "minari")
+EnvSource = str | Callable[..., Any]
+
+
+class DatasetRecipe(BaseModel):
+    """One set of transitions, or a mix of several."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    kind: Kind = "random"
+    """random (uniform actions), policy (rolled out by an agent), replay (the buffer of a run), npz, hdf5 or minari."""
+    path: str | None = None
+    """The file; for policy and replay the checkpoint or run directory."""
+    train: dict[str, Any] | None = None
+    """policy, replay: train this agent first (a config, or `preset: sac/pendulum` and changes) instead of `path`."""
+    size: int = Field(0, ge=0, le=2**31 - 1)
+    """Transitions; 0: 10 000 where they are made, all where they are read."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Of the episodes and the random actions."""
+    env_id: Annotated[str, Field(pattern=r"^[^:]*$")] | None = None
+    """Environment to act in; empty: the one that is trained for."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of that environment."""
+    noise: float = Field(0.0, ge=0.0)
+    """policy: deviation of noise on box actions in [-1, 1], or probability of a random discrete action."""
+    deterministic: bool = False
+    """policy: take the agent's best action instead of a sample."""
+    reward_scale: float | Literal["return_range"] = 1.0
+    """Rewards are multiplied by this; return_range is 1000 / (best - worst episode return), as IQL does."""
+    reward_shift: float = 0.0
+    """Added to the scaled rewards."""
+    reward_clip: tuple[float, float] | None = None
+    """Bounds of the rewards after that."""
+    normalize_actions: bool = True
+    """Map box actions from the environment's bounds to [-1, 1]; off: they are in [-1, 1] already."""
+    mix: tuple[DatasetRecipe, ...] = ()
+    """Several sets instead of one, joined at episode ends."""
+    ratio: tuple[float, ...] = ()
+    """Shares of the sets in `mix`; empty: all of each."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DatasetRecipe:
+        if self.mix:
+            if self.path is not None or self.train is not None:
+                raise ValueError("a mix has no path and no agent of its own: put them into its parts")
+            if self.ratio and len(self.ratio) != len(self.mix):
+                raise ValueError(f"ratio needs one share for each of the {len(self.mix)} sets in mix")
+            if self.ratio and (min(self.ratio) <= 0.0):
+                raise ValueError("the shares in ratio must be above 0")
+        elif self.ratio:
+            raise ValueError("ratio belongs to mix")
+        elif self.kind in FILES and self.path is None:
+            raise ValueError(f"a dataset of kind {self.kind} needs a path")
+        elif self.kind in ("policy", "replay") and (self.path is None) == (self.train is None):
+            raise ValueError(f"a dataset of kind {self.kind} needs an agent: give either path or train")
+        elif self.kind == "random" and (self.path is not None or self.train is not None):
+            raise ValueError("a dataset of kind random has no path and no agent")
+        if self.train is not None and self.kind in FILES:
+            raise ValueError(f"a dataset of kind {self.kind} is read from its path: leave train out")
+        if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
+            raise ValueError("reward_clip needs its lower bound first")
+        return self
+
+
+def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = None, **fields: Any) -> TransitionDataset:
+    """The dataset of a recipe, in its environment's terms: `load_transition_dataset(kind="npz", path="data.npz")`.
+
+    `env` is the environment for recipes that name none.
+    """
+    known = DatasetRecipe.model_fields
+    for name in fields:
+        if name not in known:
+            raise UserError(f"a dataset has no setting '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}")
+    try:
+        recipe = DatasetRecipe(kind=kind, **fields)
+    except ValidationError as error:
+        raise UserError(f"dataset: {explain(error)}") from None
+    return make_dataset(recipe, env)
+
+
+def make_dataset(recipe: DatasetRecipe, env: EnvSource | None = None) -> TransitionDataset:
+    if recipe.mix:
+        dataset = _mixed(recipe, env)
+    elif recipe.kind in FILES:
+        assert recipe.path is not None
+        dataset = read_dataset(recipe.path, recipe.kind)
+        dataset = dataset.first(recipe.size) if recipe.size else dataset
+    else:
+        from rl_training.experiment.collecting import collect  # agents and environments: a layer above
+
+        dataset = collect(recipe, env)
+    scale = recipe.reward_scale
+    if scale == "return_range":
+        returns = dataset.episode_returns()
+        spread = float(returns.max() - returns.min())
+        if spread <= 0.0:
+            raise UserError("reward_scale: return_range needs episodes with different returns; give a number instead")
+        scale = 1000.0 / spread
+    return dataset.with_rewards(scale=scale, shift=recipe.reward_shift, clip=recipe.reward_clip)
+
+
+def _mixed(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
+    """With `ratio`, as many rows as the shares allow (or `size` asks for), from the start of each part."""
+    parts = [make_dataset(part, env) for part in recipe.mix]
+    if recipe.ratio:
+        shares = np.array(recipe.ratio) / sum(recipe.ratio)
+        most = min(len(part) / share for part, share in zip(parts, shares))
+        total = min(recipe.size, most) if recipe.size else most
+        parts = [part.first(max(1, int(total * share + 1e-9))) for part, share in zip(parts, shares)]
+    whole = TransitionDataset.concatenate(parts)
+    return whole.first(recipe.size) if recipe.size else whole

@@ -1,0 +1,346 @@
+"""A trained policy as one file that runs without this library: raw observations in, the environment's actions out.
+
+The graph is the whole of `Agent.predict(deterministic=True)`: encoding of the observation, its normalisation, the
+network, the choice of the action, and the scaling to the environment's bounds. Nothing is written before the file's
+own runtime has given the same actions as the agent, on random observations and on ones seen in the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.envs.making import make_env
+from rl_training.errors import UserError
+from rl_training.experiment.atomic import temporary_sibling, write_durable, write_error
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items
+
+if TYPE_CHECKING:
+    from rl_training.experiment.agent import Agent
+
+FORMATS = {".onnx": "onnx", ".pt2": "torch"}
+_NEEDED = ("onnx", "onnxruntime", "onnxscript")
+_OPSET = 18
+_RANDOM, _REAL = 256, 256  # observations that the file is checked on
+_TOLERANCE = 1e-4  # of a continuous action's range: float32 sums in another order
+_TIES = 0.01  # share of discrete actions that may differ: values equal but for rounding
+
+Inputs = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it compared with the agent."""
+
+    path: str
+    format: str
+    inputs: dict[str, dict[str, Any]]  # name -> dtype and shape, the batch axis as "batch"
+    output: dict[str, Any]
+    observations: int  # that the actions were compared on
+    max_error: float  # largest difference of a continuous action
+    different: int  # discrete actions that differ
+    bytes: int
+
+
+class Policy(nn.Module):
+    """`Agent.predict` as a module of tensors: one input for each part of the observation, in the space's own types."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        encoder, decoder = agent._spaces()
+        self.algorithm, self.decoder, self.parts = agent.algorithm, decoder, encoder._all
+        self.several = isinstance(encoder.spec, dict)
+        self.networks = nn.ModuleDict()
+        for name, net in agent.algorithm.nets.items():  # weights under their own names instead of one flat vector
+            module = copy.deepcopy(net.module).eval()
+            for (slot, leaf), value in zip(_slots(module), net.named(agent.state.params[name]).values()):
+                slot[leaf] = nn.Parameter(value.clone(), requires_grad=False)
+            self.networks[name] = module
+        self.state = agent.state
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        params = {name: dict(module.named_parameters()) for name, module in self.networks.items()}
+        state = self.state._replace(params=params)  # type: ignore[arg-type]  # a Net takes either form
+        carry, key = self.algorithm.init_carry(1), torch.zeros((), dtype=torch.int64)  # neither is used: no exploration
+        _, action, _ = self.algorithm.select_action(state, carry, self._encoded(inputs), key, explore=False)
+        return self._decoded(action)
+
+    def _encoded(self, inputs: tuple[Tensor, ...]) -> Any:
+        """What `ObsEncoder.encode_batch` does, as tensor operations."""
+        out: dict[str, Tensor] = {}
+        vectors = []
+        for leaf, value in zip(self.parts, inputs):
+            if leaf.image:
+                out[leaf.image] = value.permute(0, 3, 1, 2) if leaf.channels_last else value
+            elif leaf.one_hot is None:
+                vectors.append(value.reshape(value.shape[0], leaf.size).to(torch.float32))
+            else:
+                index = value.reshape(value.shape[0], len(leaf.one_hot)).to(torch.int64) - torch.as_tensor(leaf.start)
+                vectors += [(index[:, i, None] == torch.arange(int(n))).float() for i, n in enumerate(leaf.one_hot)]
+        if vectors:
+            out["vector"] = torch.cat(vectors, -1) if len(vectors) > 1 else vectors[0]
+        return out if self.several else next(iter(out.values()))
+
+    def _decoded(self, action: Tensor) -> Tensor:
+        """What `ActionDecoder.decode` does, as tensor operations."""
+        decoder, spec = self.decoder, self.algorithm.spec.action
+        if spec.kind == "discrete":
+            return action.to(torch.int64) + spec.start
+        if spec.kind != "box":
+            moved = action.reshape(action.shape[0], *spec.shape) + torch.as_tensor(decoder._start)
+            return moved.to(_torch_type(decoder._env_dtype))
+        half, mid, low, high = (torch.as_tensor(getattr(decoder, f"_{n}")) for n in ("half", "mid", "low", "high"))
+        decoded = torch.minimum(torch.maximum(action * half + mid, low), high)
+        if decoder._integer:
+            decoded = torch.round(decoded).to(_torch_type(decoder._env_dtype))
+        return decoded.reshape(decoded.shape[0], *spec.shape)
+
+
+def export(agent: Agent, output: str | Path) -> Exported:
+    """Write the agent's deterministic policy to `output`: .onnx, or .pt2 for a `torch.export` program."""
+    path = Path(output)
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise UserError(f"the output {path} must end with .onnx (or .pt2 for a torch.export program)")
+    if path.is_dir() or not path.parent.is_dir():
+        problem = "is a directory" if path.is_dir() else "is in a directory that does not exist"
+        raise UserError(f"the output {path} {problem}; name a file such as model.onnx")
+    if kind == "onnx":
+        _need_extra()
+    if agent.algorithm.device.type != "cpu":
+        raise UserError("export works on the CPU: load the agent with device='cpu'")
+    _refuse_memory(agent)
+    policy = Policy(agent).eval()
+    names = [".".join(map(str, leaf.path)) or "obs" for leaf in policy.parts]
+    batches = [_random_observations(agent), _real_observations(agent)]
+    with _quiet(), torch.no_grad():
+        data, run = (_onnx if kind == "onnx" else _program)(policy, _inputs(policy, names, batches[0]), _notes(agent))
+        error, different = _compare(agent, run, [(batch, _inputs(policy, names, batch)) for batch in batches])
+    _write(path, data)
+    sample = _inputs(policy, names, batches[0])
+    return Exported(
+        path=str(path), format=kind, inputs={name: _described(array) for name, array in sample.items()},
+        output=_described(run(sample)), observations=_RANDOM + _REAL, max_error=error, different=different,
+        bytes=len(data),
+    )  # fmt: skip
+
+
+# --- making the file -----------------------------------------------------------------------------------------------
+
+
+def _program(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes, Callable[[Inputs], Any]]:
+    """A `torch.export` program, and the program as it is when loaded again."""
+    program = _traced(policy, sample)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"rl_training.json": json.dumps(notes)})
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    return buffer.getvalue(), lambda inputs: loaded(*map(torch.from_numpy, inputs.values())).numpy()
+
+
+def _onnx(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes, Callable[[Inputs], Any]]:
+    """An ONNX model, and the model as onnxruntime runs it."""
+    import onnx
+    import onnxruntime
+
+    names = {"input_names": list(sample), "output_names": ["action"]}
+    made = torch.onnx.export(_traced(policy, sample), opset_version=_OPSET, verbose=False, **names)  # type: ignore[arg-type]
+    assert made is not None
+    model = made.model_proto
+    onnx.helper.set_model_props(model, notes)
+    model.producer_name, model.doc_string = "rl_training", f"{notes['algo']} on {notes['env_id']}"
+    onnx.checker.check_model(model)
+    data: bytes = model.SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return data, lambda inputs: session.run(["action"], inputs)[0]
+
+
+def _traced(policy: Policy, sample: Inputs) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    arguments = tuple(torch.from_numpy(array[:2]) for array in sample.values())
+    try:
+        return torch.export.export(policy, arguments, dynamic_shapes=(tuple({0: batch} for _ in arguments),))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{policy.algorithm.name} cannot be exported: its policy is not one graph ({reason})"
+        ) from error
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where each parameter of a module is kept, in the order of its names."""
+    for name, _ in list(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        yield module.get_submodule(owner)._parameters, leaf
+
+
+def _notes(agent: Agent) -> dict[str, str]:
+    """What someone who finds the file should know; kept inside it."""
+    from rl_training import __version__
+
+    agent._spaces()
+    return {
+        "algo": agent.config.algo, "env_id": agent.config.env_id, "seed": str(agent.seeds[agent.index]),
+        "rl_training": __version__, "observation_space": str(agent._space).replace("\n", " "),
+        "action_space": json.dumps(asdict(agent.algorithm.spec.action)),
+    }  # fmt: skip
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it, or what was there before."""
+    temporary = temporary_sibling(path)
+    try:
+        write_durable(temporary, [data])
+        os.replace(temporary, path)
+    except OSError as error:
+        raise write_error(f"Cannot write {path}", error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+# --- comparing with the agent --------------------------------------------------------------------------------------
+
+
+def _compare(agent: Agent, run: Callable[[Inputs], Any], batches: list[tuple[Any, Inputs]]) -> tuple[float, int]:
+    """Largest error and number of different discrete actions; an error where the file is not the policy."""
+    error, different, total = 0.0, 0, 0
+    for observations, inputs in batches:
+        expected = np.asarray(agent.predict(observations))
+        one = {name: array[:1] for name, array in inputs.items()}  # another batch size than the traced one, too
+        for wanted, actual in ((expected, run(inputs)), (expected[:1], run(one))):
+            if actual.shape != wanted.shape or actual.dtype != wanted.dtype:
+                raise RuntimeError(
+                    f"the exported policy gives {actual.dtype}{actual.shape} where the agent gives"
+                    f" {wanted.dtype}{wanted.shape}"
+                )
+            if wanted.dtype.kind == "f":
+                scale = np.maximum(1.0, np.abs(wanted))
+                error = max(error, float(np.max(np.abs(actual - wanted) / scale)))
+            else:
+                different += int((actual != wanted).sum())
+                total += wanted.size
+    if not error <= _TOLERANCE or different > _TIES * total:  # NaN is not below the tolerance either
+        what = f"by up to {error:.2g}" if not error <= _TOLERANCE else f"in {different} of {total}"
+        raise RuntimeError(f"the exported policy's actions differ from the agent's {what}; nothing was written")
+    return error, different
+
+
+def _random_observations(agent: Agent) -> Any:
+    """A batch drawn from the observation space, where it has no bounds from a normal distribution."""
+    agent._spaces()
+    generator = np.random.default_rng(0)
+    return _stacked(agent._space, [_draw(agent._space, generator) for _ in range(_RANDOM)])
+
+
+def _draw(space: spaces.Space[Any], generator: np.random.Generator) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _draw(sub, generator) for name, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_draw(sub, generator) for sub in space.spaces)
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        usual = (np.abs(space.low) < 1e3) & (np.abs(space.high) < 1e3)  # bounds of 1e38 are none
+        low, high = np.where(usual, space.low, 0.0), np.where(usual, space.high, 1.0)
+        drawn = np.where(usual, generator.uniform(low, high), generator.normal(0.0, 3.0, space.shape))
+        return np.clip(drawn, space.low, space.high).astype(space.dtype)
+    space.seed(int(generator.integers(2**31)))
+    return space.sample()
+
+
+def _real_observations(agent: Agent) -> Any:
+    """A batch seen in the environment, the policy's actions and random ones by turns."""
+    env = make_env(agent.env, agent.config.env_arguments("evaluation"))
+    try:
+        env.action_space.seed(0)
+        obs, _ = env.reset(seed=0)
+        seen = []
+        for step in range(_REAL):
+            seen.append(copy.deepcopy(obs))
+            action = agent.predict(obs) if step % 8 < 6 else env.action_space.sample()
+            obs, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                obs, _ = env.reset()
+    finally:
+        env.close()
+    return _stacked(agent._space, seen)
+
+
+def _stacked(space: spaces.Space[Any], rows: list[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _stacked(sub, [row[name] for row in rows]) for name, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_stacked(sub, [row[i] for row in rows]) for i, sub in enumerate(space.spaces))
+    return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
+
+
+def _inputs(policy: Policy, names: list[str], batch: Any) -> Inputs:
+    """The parts of a batch of observations under the names of the file's inputs."""
+    out: Inputs = {}
+    for leaf, name in zip(policy.parts, names):
+        value = batch
+        for key in leaf.path:
+            value = value[key]
+        out[name] = value
+    return out
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def _need_extra() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"export to ONNX needs {', '.join(missing)}: pip install 'rl-training[export]'")
+
+
+def _refuse_memory(agent: Agent) -> None:
+    """A policy that remembers gives another action for the same observation: it is not a function of one."""
+    batch, _ = agent._encode(_random_observations(agent))
+    before = agent.algorithm.init_carry(_RANDOM)
+    key = rng.key_from_seed(0)
+    with torch.no_grad():
+        after, _, _ = agent.algorithm.select_action(agent.state, before, batch, key, explore=False)
+    pairs = zip(tree_items(before), tree_items(after), strict=True)
+    if any(old is not new and not torch.equal(old, new) for (_, old), (_, new) in pairs):
+        raise UserError(
+            f"{agent.config.algo} has a memory of past observations; export takes policies that act on one observation"
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Tracing tells of packages that are not needed and of operations that it leaves as they are."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _torch_type(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.zeros((), dtype)).dtype
+
+
+def _described(array: Any) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": ["batch", *array.shape[1:]]}
