@@ -43,8 +43,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
     "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
 }
+SMALL_MODEL = {
+    "model_hidden_sizes": [16], "num_members": 3, "num_elites": 2, "model_batch_size": 32, "model_holdout_size": 64,
+    "model_train_freq": 15, "model_max_epochs": 3,
+}  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+    "pets": {**SMALL_MODEL, "plan_horizon": 3, "plan_population": 8, "plan_elites": 3, "plan_iterations": 2,
+             "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
+    "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},

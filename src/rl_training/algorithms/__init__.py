@@ -12,7 +12,9 @@ from rl_training.experiment import registry
 
 __all__ = ["Algorithm", "Aux", "TrainState", "UpdateResult"]
 
-_LOSSES = {"naf_loss": "naf", "d4pg_loss": "d4pg", "iql_loss": "iql"}  # losses that can be used on their own, by module
+_LOSSES = {  # losses that can be used on their own, by module
+    "naf_loss": "naf", "d4pg_loss": "d4pg", "iql_loss": "iql", "mopo_model_loss": "dynamics",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,14 @@ class TrainState(NamedTuple):
 class Aux(NamedTuple):
     metrics: dict[str, Tensor]
     priority: Tensor | None = None  # per sample, for prioritised replay
+    rows: Batch | None = None  # what the step gives to the sink of its phase
+
+
+class Again(NamedTuple):
+    """Go back to the phase `phase`, until `done(state)` holds for every seed."""
+
+    phase: str
+    done: Callable[[TrainState], Tensor]
 
 
 class Phase(NamedTuple):
@@ -52,9 +60,25 @@ class Phase(NamedTuple):
 
     name: str
     step: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]]
-    source: str = "replay"
+    source: str | None = "replay"  # none: the step needs no batch
     every: int = 1
-    times: int = 1
+    times: int | Callable[[int], int] = 1  # or a function of the environment steps taken
+    batch_size: int | None = None  # rows of a batch; none: the algorithm's own
+    also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
+    sink: str | None = None  # a source that takes `aux.rows`, and whose "frontier" the step finds in its batch
+    at_start: bool = False  # also at the first turn that learns
+    clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
+    again: Again | None = None
+    learns: bool = True  # its calls count as gradient steps
+
+    def calls(self, env_steps: int) -> int:
+        return self.times(env_steps) if callable(self.times) else self.times
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where its batches come from, and where its rows go."""
+        names = (self.source, self.also[0] if self.also else None, self.sink)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 class Memory:

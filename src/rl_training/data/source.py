@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,8 +27,16 @@ class Source(Protocol):
         """The outcome of an update of all seeds ([S, B] each), in place."""
 
 
+@runtime_checkable
+class Sink(Protocol):
+    """A source that a phase fills. Its tensors hold a "frontier", which the phase reads and renews."""
+
+    def append(self, data: Data, rows: Batch) -> None:
+        """Take what a step returned for all seeds, in place."""
+
+
 class MixedSource:
-    """Batches with a fixed share of rows from a second source: RLPD's half prior data, MBPO's five per cent real data.
+    """Batches with a fixed share of rows from a second source: RLPD's half prior data.
 
     Priorities are not fed back: the two parts have no common scale.
     """

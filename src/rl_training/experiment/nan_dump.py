@@ -20,11 +20,11 @@ def save_nan_dump(run_dir: Path, loop: Loop, index: int, step: int) -> Path:
     learner = loop.learner
     train = tree_map(lambda x: x[index], learner.train)
     tensors: dict[str, Tensor] = dict(tree_items(train.params, "params"))
-    if isinstance(learner, ReplayLearner):
+    if isinstance(learner, ReplayLearner) and len(learner.phases) == 1:  # else it is not known whose update it was
         phase = learner.phases[0]
         data = tree_map(lambda x: x[index], learner.source_data(learner.tree, phase))
         at_step = train._replace(step=torch.full_like(train.step, step))
-        tensors |= dict(tree_items(learner.sample_one(phase, at_step, data, learner.tree["keys"][index]), "batch"))
+        tensors |= dict(tree_items(learner.sample_one(phase, at_step, learner.tree["keys"][index], *data), "batch"))
     elif isinstance(learner, RolloutLearner):
         tensors |= dict(tree_items(tree_map(lambda x: x[index], learner.scratch["batch"]), "batch"))
     directory = run_dir / f"nan_dump_seed{loop.seeds[index]}_update{step}"

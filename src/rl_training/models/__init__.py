@@ -13,6 +13,7 @@ from rl_training.models.continuous import (
     SACModel,
     TD3Model,
 )
+from rl_training.models.dynamics import EnsembleDynamics, MLPMOPOEnsembleModel
 from rl_training.models.offline import AWACModel, GaussianActor, IQLModel, MLPIQLModel, StateValue
 from rl_training.models.policy import ActorCritic
 from rl_training.models.recurrent import GRU, LSTM, MLPRecurrentQNetwork, RecurrentActorCritic, RecurrentQNetwork
@@ -45,6 +46,7 @@ __all__ = [
     "D4PGModel",
     "DiscreteSACModel",
     "EnsembleCritic",
+    "EnsembleDynamics",
     "EnsembleQNetwork",
     "FQFModel",
     "FractionProposal",
@@ -57,6 +59,7 @@ __all__ = [
     "MLPFQFNetwork",
     "MLPIQLModel",
     "MLPIQNNetwork",
+    "MLPMOPOEnsembleModel",
     "MLPNAFModel",
     "MLPQNetwork",
     "MLPQRQNetwork",

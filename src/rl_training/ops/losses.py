@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,3 +54,8 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
 def expectile_loss(diff: Tensor, expectile: float | Tensor) -> Tensor:
     """|expectile - 1(diff < 0)| * diff^2 with diff = target - prediction (IQL, Kostrikov 2022, Eq. 4)."""
     return (expectile - (diff < 0).to(diff.dtype)).abs() * diff.square()
+
+
+def gaussian_nll(mean: Tensor, log_var: Tensor, target: Tensor) -> Tensor:
+    """-log N(target; mean, exp(log_var)), elementwise."""
+    return 0.5 * ((target - mean).square() * torch.exp(-log_var) + log_var + math.log(2.0 * math.pi))

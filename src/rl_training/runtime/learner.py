@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
 from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
-from rl_training.data.source import MixedSource, Source
+from rl_training.data.source import MixedSource, Sink, Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
@@ -220,6 +220,10 @@ class Learner:
         self.tree["actions"].copy_(actions)
         return self._host(self.tree["actions"])
 
+    def chosen_actions(self) -> np.ndarray:
+        """The actions chosen last, for a run that goes on between choosing and stepping."""
+        return self._host(self.tree["actions"])
+
     def _host(self, actions: Tensor) -> np.ndarray:
         array: np.ndarray = actions.flatten(0, 1).cpu().numpy()
         return array
@@ -252,40 +256,65 @@ class ReplayLearner(Learner):
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.replay = store
         self.batch_size = hp.batch_size
-        self.sources: dict[str, Source] = {"replay": store, **algorithm.sources()}
-        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in algorithm.sources().items()}
+        own = algorithm.sources()
+        self.sources: dict[str, Source] = {"replay": store, **own}
+        self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}
+        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
             self.sources["mixed"] = MixedSource(store, *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
 
-    def source_data(self, tree: dict[str, Any], phase: Phase) -> dict[str, Any]:
-        if phase.source == "mixed":
-            return {"first": tree["data"], "second": tree["prior"]}
-        data: dict[str, Any] = tree["data"] if phase.source == "replay" else tree["sources"][phase.source]
-        return data
+    def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
+        """The tensors of each source of a phase."""
 
-    def sample_one(self, phase: Phase, train: TrainState, data: dict[str, Any], key: Tensor) -> Batch:
-        sample_key = rng.fold(rng.fold(key, SAMPLE), train.step)
-        return self.sources[phase.source].sample(data, sample_key, self.batch_size, train.progress)
+        def of(name: str) -> dict[str, Any]:
+            if name == "mixed":
+                return {"first": tree["data"], "second": tree["prior"]}
+            data: dict[str, Any] = tree["data"] if name == "replay" else tree["sources"][name]
+            return data
+
+        return [of(name) for name in phase.sources]
+
+    def sample_one(self, phase: Phase, train: TrainState, key: Tensor, *data: dict[str, Any]) -> Batch:
+        """The batch of one seed for the next step of a phase."""
+        sample_key = rng.fold(rng.fold(key, SAMPLE), phase.clock(train) if phase.clock else train.step)
+        at = dict(zip(phase.sources, data))
+        batch: Batch = {}
+        if phase.source is not None:
+            size = self.batch_size if phase.batch_size is None else phase.batch_size
+            batch = self.sources[phase.source].sample(at[phase.source], sample_key, size, train.progress)
+        if phase.also is not None:
+            name, size = phase.also
+            more = self.sources[name].sample(at[name], rng.fold(sample_key, 1), size, train.progress)
+            batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
+        if phase.sink is not None:
+            batch["frontier"] = at[phase.sink]["frontier"]
+        return batch
 
     def update_of(self, phase: Phase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
         """Sampling, one step of the phase, and the way its result goes back: one function, so one graph."""
 
-        def one(train: TrainState, data: dict[str, Any], key: Tensor) -> Any:
-            batch = self.sample_one(phase, train, data, key)
+        def one(train: TrainState, key: Tensor, *data: dict[str, Any]) -> Any:
+            batch = self.sample_one(phase, train, key, *data)
             new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
-            return new, aux.metrics, batch["indices"], aux.priority
+            out = {"train": new, "metrics": aux.metrics, "indices": batch.get("indices"), "priority": aux.priority,
+                   "rows": aux.rows}  # fmt: skip
+            return {k: v for k, v in out.items() if v is not None}  # vmap takes tensors only
 
         def update(tree: dict[str, Any]) -> dict[str, Tensor]:
             before = tree["train"].step.clone()
             data = self.source_data(tree, phase)
-            new, metrics, rows, priority = self.per_seed(one)(tree["train"], data, tree["keys"])
-            self.sources[phase.source].feedback(data, rows, priority)
-            copy_into(tree["train"], new)
+            out = self.per_seed(one)(tree["train"], tree["keys"], *data)
+            if phase.source is not None and phase.also is None:  # two sources have no common scale of priorities
+                self.sources[phase.source].feedback(data[0], out["indices"], out.get("priority"))
+            if phase.sink is not None:
+                self.sinks[phase.sink].append(data[phase.sources.index(phase.sink)], out["rows"])
+            copy_into(tree["train"], out["train"])
+            metrics: dict[str, Tensor] = out["metrics"]
             self.note_metrics(tree, before, metrics)
-            return metrics  # type: ignore[no-any-return]
+            return metrics
 
         return update
 

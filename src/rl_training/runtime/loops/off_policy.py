@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_training.algorithms.base import Algorithm
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Phase
 from rl_training.algorithms.hyper import OffPolicyHyper
 from rl_training.envs.vector import VectorEnv
 from rl_training.errors import UserError
@@ -27,6 +29,8 @@ class OffPolicyLoop(Loop):
         self.learner: ReplayLearner = ReplayLearner(algorithm, seeds, self.num_envs, total, executor)
         self.turns = 0  # steps of the vector environment
         self.pending = False  # a transition is loaded but not yet stored
+        self.learned = False  # the phases have run at least once
+        self.position: tuple[int, int] | None = None  # phase and call at which learning was stopped
 
     @staticmethod
     def planned_updates(hyper: OffPolicyHyper, total: int, num_envs: int) -> int:
@@ -44,37 +48,72 @@ class OffPolicyLoop(Loop):
         self.start()
         learner = self.learner
         while self.env_steps < until and not self.should_stop():
-            actions = learner.interact()  # stores the last transition
-            if self.env_steps < self.hp.learning_starts:
-                actions = learner.random_actions()
-            if self.pending:  # not when a finished run is made longer: it has learned from its last step
-                self._learn()
+            if self.position is None:
+                actions = learner.interact()  # stores the last transition
+                if self.env_steps < self.hp.learning_starts:
+                    actions = learner.random_actions()
+            else:  # stopped while it learned: this turn's actions are chosen already
+                actions = learner.chosen_actions()
+            # Nothing is pending when a finished run is made longer: it has learned from its last step.
+            if self.pending and not self._learn():
+                return
             self.step_envs(actions)
             self.turns += 1
             self.pending = True
 
-    def _learn(self) -> None:
-        if self.turns == 0 or self.env_steps < self.hp.learning_starts:
-            return
-        for phase in self.learner.phases:
-            if self.turns % phase.every == 0:
-                metrics = self.learner.update(phase.times, phase)
-                named = (
-                    {f"{phase.name}/{k}": v for k, v in metrics.items()} if len(self.learner.phases) > 1 else metrics
-                )
-                self.metrics = {**self.metrics, **named}
-                self.gradient_steps += phase.times
+    def _learn(self, *, to_the_end: bool = False) -> bool:
+        """The phases that are due in this turn. False when a stop was asked for on the way: `position` is saved, and
+        the next call goes on from there."""
+        if self.position is None:
+            if self.turns == 0 or self.env_steps < self.hp.learning_starts:
+                return True
+            self.position = (0, 0)
+        phases = self.learner.phases
+        index, call = self.position
+        while index < len(phases):
+            phase = phases[index]
+            if self.turns % phase.every == 0 or (phase.at_start and not self.learned):
+                call = self._run_phase(phase, call, to_the_end)
+                if not to_the_end and self.should_stop():
+                    self.position = (index, call)
+                    return False
+                if phase.again is not None and not bool(phase.again.done(self.learner.train).all()):
+                    index, call = [p.name for p in phases].index(phase.again.phase), 0
+                    continue
+            index, call = index + 1, 0
+        self.position, self.learned = None, True
+        return True
+
+    def _run_phase(self, phase: Phase, call: int, to_the_end: bool) -> int:
+        """Calls of a phase from number `call` on; returns how many are done, fewer than all when asked to stop."""
+        metrics: dict[str, Tensor] = {}
+        calls = phase.calls(self.env_steps)
+        while call < calls:
+            metrics = self.learner.update(1, phase)
+            call += 1
+            self.gradient_steps += phase.learns
+            if not to_the_end and self.should_stop():
+                break
+        several = len(self.learner.phases) > 1
+        self.metrics = {
+            **self.metrics,
+            **({f"{phase.name}/{k}": v for k, v in metrics.items()} if several else metrics),
+        }
+        return call
 
     def finish(self) -> None:
         if self.pending:
             self.learner.write()
-            self._learn()
+            self._learn(to_the_end=True)
             self.learner.load_reset(self.envs.current_obs(), begins=False)
             self.pending = False
 
     def counters(self) -> dict[str, Any]:
-        return {**super().counters(), "turns": self.turns, "pending": self.pending}
+        own = {"turns": self.turns, "pending": self.pending, "learned": self.learned, "position": self.position}
+        return {**super().counters(), **own}
 
     def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
         self.turns, self.pending = int(counters["turns"]), bool(counters["pending"])
+        self.learned, position = bool(counters.get("learned", True)), counters.get("position")
+        self.position = (int(position[0]), int(position[1])) if position is not None else None
         return super().load(tensors, counters)

@@ -1,0 +1,162 @@
+"""MBPO: the SAC inside is SAC, rollouts branch and end where they should, and a cut anywhere changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest
+
+from rl_training.algorithms.mbpo import MBPOHyper
+from rl_training.data.synthetic import SyntheticReplay
+from rl_training.errors import UserError
+from rl_training.experiment.trainer import Trainer
+from rl_training.models.dynamics import Imagined
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_map
+
+KEY = rng.key_from_seed(2)
+
+
+def test_the_policy_is_exactly_sac() -> None:
+    mbpo, sac = make_algorithm("mbpo", termination="none"), make_algorithm("sac")
+    state = mbpo.init_state(0)
+    own = sac.init_state(0)._replace(
+        params={n: state.params[n] for n in ("actor", "critic")}, target={"critic": state.target["critic"]}
+    )
+    for i in range(3):
+        batch, key = batch_for(mbpo, seed=i), rng.fold(KEY, i)
+        state, _ = mbpo.policy_step(state, batch, key)  # type: ignore[attr-defined]
+        own, _ = sac.train_step(own, batch, key)
+    assert_same_bits({n: state.params[n] for n in own.params}, own.params)
+    assert_same_bits(state.target, own.target)
+    assert int(state.extra["policy_step"]) == 3
+    obs = batch_for(mbpo)["obs"]
+    assert torch.equal(mbpo.value(state, obs), sac.value(own, obs))
+
+
+def test_length_schedule() -> None:
+    hopper = MBPOHyper(rollout_length=1, rollout_length_final=15, rollout_schedule=(20_000, 150_000))
+    # The schedule of the paper's table 2: 1 -> 15 over epochs 20 -> 150.
+    assert [hopper.length_at(n) for n in (0, 20_000, 29_285, 29_286, 85_000, 150_000, 10**6)] == [1, 1, 1, 2, 8, 15, 15]
+    assert {MBPOHyper(rollout_length=3).length_at(n) for n in (0, 50_000, 10**6)} == {3}
+    falling = MBPOHyper(rollout_length=4, rollout_length_final=2, rollout_schedule=(0, 10))
+    assert [falling.length_at(n) for n in (0, 5, 10)] == [4, 3, 2]
+
+
+def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that adds 1 to every state, pays the first number and ends at 3."""
+    mbpo: Any = make_algorithm("mbpo", rollout_batch=4, synthetic_buffer_size=20, termination="none")
+    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    data, state = source.init(1, torch.device("cpu")), mbpo.init_state(0)
+
+    def step(state: Any, obs: torch.Tensor, actions: torch.Tensor, key: torch.Tensor) -> Imagined:
+        after = obs + 1.0
+        zero = torch.zeros(len(obs))
+        return Imagined(after, obs[:, 0], after[:, 0] >= 3.0, zero, zero)
+
+    monkeypatch.setattr(mbpo.dynamics, "imagine", step)
+    starts = torch.tensor([0.0, 1.0, 2.0, -5.0]).view(4, 1).expand(4, OBS_DIM)
+
+    def run(call: Any, **batch: Any) -> None:
+        frontier = tree_map(lambda x: x[0], data["frontier"])
+        _, aux = call(state, {**batch, "frontier": frontier}, KEY)
+        source.append(data, tree_map(lambda x: x.unsqueeze(0), aux.rows))
+
+    run(mbpo.branch, obs=starts)
+    assert int(data["count"]) == 0
+    for _ in range(3):
+        run(mbpo.imagine)
+    # 0 -> 1 -> 2 -> 3 end; 1 -> 2 -> 3 end; 2 -> 3 end; -5 -> -4 -> -3 -> -2
+    assert int(data["count"]) == 3 + 2 + 1 + 3
+    rows = 9
+    assert data["obs"][0, :rows, 0].tolist() == [0.0, 1.0, 2.0, -5.0, 1.0, 2.0, -4.0, 2.0, -3.0]
+    assert data["terminated"][0, :rows].tolist() == [False, False, True, False, False, True, False, True, False]
+    assert torch.equal(data["next_obs"][0, :rows], data["obs"][0, :rows] + 1.0)
+    assert torch.equal(data["rewards"][0, :rows], data["obs"][0, :rows, 0])
+    assert data["frontier"]["alive"].tolist() == [[False, False, False, True]]
+    run(mbpo.branch, obs=starts)
+    assert data["frontier"]["alive"].all()
+    batch = source.sample(tree_map(lambda x: x[0], data), KEY, 3_000, torch.zeros(()))
+    counts = torch.bincount(batch["indices"], minlength=rows)
+    assert len(counts) == rows
+    assert int(counts.min()) > 250
+    assert int(counts.max()) < 420
+    assert torch.equal(batch["discounts"] == 0.0, data["terminated"][0][batch["indices"]])
+
+
+def test_synthetic_ring_keeps_the_newest() -> None:
+    mbpo: Any = make_algorithm("mbpo", rollout_batch=3, synthetic_buffer_size=5)
+    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    data = source.init(1, torch.device("cpu"))
+    for t in range(4):
+        number = torch.arange(3.0) + 3 * t
+        rows = {
+            "obs": number.view(1, 3, 1).expand(1, 3, OBS_DIM), "next_obs": torch.zeros(1, 3, OBS_DIM),
+            "actions": torch.zeros(1, 3, 2), "rewards": number.view(1, 3), "terminated": torch.zeros(1, 3).bool(),
+            "keep": torch.tensor([[True, False, True]]), "frontier": tree_map(torch.clone, data["frontier"]),
+        }  # fmt: skip
+        source.append(data, rows)
+    assert int(data["count"]) == 8
+    assert sorted(data["rewards"][0, :5].tolist()) == [5.0, 6.0, 8.0, 9.0, 11.0]
+
+
+def test_share_of_real_rows() -> None:
+    def parts(ratio: float) -> tuple[Any, ...]:
+        phase = make_algorithm("mbpo", batch_size=40, real_ratio=ratio).policy_phase()  # type: ignore[attr-defined]
+        return phase.source, phase.batch_size, phase.also
+
+    assert parts(0.05) == ("replay", 2, ("synthetic", 38))
+    assert parts(1.0) == ("replay", 40, None)
+    assert parts(0.0) == ("synthetic", None, None)
+
+
+def test_refuses_what_makes_no_sense() -> None:
+    for fields, message in (
+        ({"rollout_length": 0}, "rollout_length = 0: .*greater than or equal to 1"),
+        ({"real_ratio": 1.2}, "real_ratio = 1.2: .*less than or equal to 1"),
+        ({"real_ratio": -0.1}, "greater than or equal to 0"),
+        ({"synthetic_buffer_size": 10, "rollout_batch": 11}, "cannot hold one step of rollout_batch = 11"),
+        ({"rollout_schedule": [5, 3]}, "two rising steps"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_algorithm("mbpo", **fields)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (3, 4)])
+def test_resume_in_the_middle_of_fitting_and_of_a_rollout(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    """Cut after each of these calls of a phase, continue from the checkpoint: the same run, bit for bit."""
+
+    def config(side: str) -> Any:
+        options = {"seeds": seeds, "algo_kwargs": {"rollout_length": 3, "model_max_epochs": 2}, "total_timesteps": 90}
+        return config_for("mbpo", tmp_path / side, **options)
+
+    whole = Trainer(config("whole"), progress=False).run()
+    wanted = run_digest(whole.checkpoint_path)
+
+    def cut_at(trainer: Trainer, name: str, number: int) -> None:
+        learner: Any = trainer.loop.learner
+        update, seen = learner.update, {"calls": 0}
+
+        def counted(times: int, phase: Any) -> Any:
+            out = update(times, phase)
+            seen["calls"] += phase.name == name
+            if phase.name == name and seen["calls"] == number:
+                trainer.request_stop("the test asks for it")
+            return out
+
+        learner.update = counted
+
+    trainer = Trainer(config("cut"), progress=False)
+    for name, number in (("fit", 2), ("begin", 1), ("imagine", 2), ("policy", 1), ("validate", 1)):
+        cut_at(trainer, name, number)
+        result = trainer.run()
+        assert result.status == "stopped"
+        assert trainer.loop.counters()["position"] is not None  # in the middle of learning
+        trainer = Trainer.resume(result.run_dir, progress=False)
+    result = trainer.run()
+    assert result.status == "completed"
+    found = run_digest(result.checkpoint_path)
+    assert {k: v for k, v in found.items() if k != "metrics"} == {k: v for k, v in wanted.items() if k != "metrics"}
