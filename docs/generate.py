@@ -76,7 +76,7 @@ def _result(row: dict[str, Any]) -> list[str]:
         str(len(row["seeds"])),
         f"{final['mean_return']:.1f}",
         f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]",
-        f"{row['threshold']:g}",
+        _bar(row["threshold"], row.get("at_most", False)),
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
@@ -84,7 +84,12 @@ def _result(row: dict[str, Any]) -> list[str]:
 
 def _not_run(entry: Any) -> list[str]:
     steps = f"{entry.total_timesteps:,}"
-    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", f"{entry.threshold:g}", "-", entry.source]
+    bar = _bar(entry.threshold, entry.at_most)
+    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+
+
+def _bar(threshold: float, at_most: bool) -> str:
+    return f"at most {threshold:g}" if at_most else f"{threshold:g}"
 
 
 def train_fields() -> str:

@@ -44,7 +44,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
-}
+    "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
+             "overlap": 2},
+    "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+}  # fmt: skip
 
 
 def small_fields(name: str) -> dict[str, Any]:
@@ -108,6 +111,18 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     def flags(p: float, *shape: int) -> Tensor:
         return torch.as_tensor(g.random(shape) < p)
 
+    if loop == "off_policy" and algorithm.recurrent:
+        hp = algorithm.hp
+        steps = hp.burn_in + hp.sequence_length
+        walked = torch.as_tensor(g.integers(0, hp.n_step, (size, steps)))
+        return {
+            "obs": normal(size, steps, spec.obs_dim), "next_obs": normal(size, steps, spec.obs_dim),
+            "rewards": normal(size, steps), "actions": random_actions(spec, (size, steps), g),
+            "discounts": 0.99 * (~flags(0.2, size, steps)).float(), "is_first": flags(0.2, size, steps),
+            "bootstrap": (torch.arange(steps) + walked).clamp(max=steps - 1), "mask": ~flags(0.1, size, steps),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+            **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
+        }  # fmt: skip
     if loop == "off_policy":
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
@@ -115,14 +130,18 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     if loop == "on_policy":
+        steps = size * algorithm.hp.chunk
         rollout = {
-            "obs": normal(size, 1, spec.obs_dim), "next_obs": normal(size, 1, spec.obs_dim), "rewards": normal(size, 1),
-            "actions": random_actions(spec, (size, 1), g), "terminated": flags(0.1, size, 1),
-            "truncated": flags(0.1, size, 1), "valid": torch.ones(size, 1, dtype=torch.bool),
+            "obs": normal(steps, 1, spec.obs_dim), "next_obs": normal(steps, 1, spec.obs_dim),
+            "rewards": normal(steps, 1), "actions": random_actions(spec, (steps, 1), g),
+            "terminated": flags(0.1, steps, 1), "truncated": flags(0.1, steps, 1),
+            "valid": torch.ones(steps, 1, dtype=torch.bool),
+            **{name: normal(steps, 1, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
         # Prepared by another policy than the one that learns, so that ratios differ from 1 as in later epochs.
         _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
-        return {**batch, "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32)}
+        weights = g.uniform(0.2, 1.0, batch["weights"].shape)
+        return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
 
 

@@ -191,7 +191,8 @@ def test_list(cli, tmp_path, monkeypatch):
     assert rows["dqn"]["verified"][0]["score"] == 499.6
     assert "dqn/cartpole" in rows["dqn"]["presets"]
     family = json.loads(cli("list", "--json", "--family", "on-policy").out)["algorithms"]
-    assert [row["name"] for row in family] == ["ppo"]
+    assert "ppo" in [row["name"] for row in family]
+    assert all(registry.entry(row["name"]).family == "on-policy" for row in family)
 
 
 def test_verify_reports_what_the_ledger_run_says(cli, tmp_path, monkeypatch):
@@ -211,6 +212,8 @@ def test_verify_reports_what_the_ledger_run_says(cli, tmp_path, monkeypatch):
     assert "12.0 MISSES the bar of 475" in shown.out
     expected = {"env": None, "seeds": (0, 2), "output": tmp_path / "r", "progress": False}
     assert calls == [("dqn", expected)]
+    row["at_most"] = True
+    assert "12.0 EXCEEDS the bar of 475" in cli("verify", "dqn", "--output", tmp_path).out
     assert json.loads(cli("verify", "dqn", "--output", tmp_path, "--json").out)["passed"] is False
 
 

@@ -162,9 +162,13 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
 def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
     algorithm = make_algorithm(name, kind)
     state, obs = algorithm.init_state(0), batch_for(algorithm)["obs"]
+    obs = obs[:, 0] if algorithm.recurrent else obs  # of sequences, the first step
     spec = algorithm.spec.action
     for explore in (True, False):
-        _, action, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        carry, action, extras = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
+        shapes = tree_map(lambda x: x.shape, carry)
+        assert shapes == tree_map(lambda x: x.shape, algorithm.init_carry(BATCH))
+        assert {k: (tuple(x.shape[1:]), x.dtype) for k, x in extras.items()} == algorithm.extra_columns()
         _, again, _ = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
         assert torch.equal(action, again)
         if kind == "box":
@@ -199,6 +203,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     config = make_config(preset)
     envs = config.resolved().num_envs
     kwargs: dict[str, Any] = dict(SHORT[entry.loop])
+    if entry.load().recurrent:
+        kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if entry.loop == "on_policy":

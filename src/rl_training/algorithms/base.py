@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, parse_hyper
 from rl_training.data.source import Source
+from rl_training.data.storage import Columns
 from rl_training.envs.spec import ActionKind, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
 from rl_training.ops.optim import Optimizer
-from rl_training.ops.tree import tree_items, tree_map
+from rl_training.ops.tree import tree_items, tree_leaves, tree_map
 
 Batch = dict[str, Any]
 Obs = Any  # a tensor, or a dict of tensors
@@ -55,6 +56,54 @@ class Phase(NamedTuple):
     times: int = 1
 
 
+class Memory:
+    """The carry of a policy that is used outside a run, where nobody else keeps it: one row for each observation of a
+    batch. Feed-forward policies have none to keep."""
+
+    def __init__(self, algorithm: Algorithm[Any]) -> None:
+        self.algorithm = algorithm
+        self.carry: Tree = None
+
+    def reset(self) -> None:
+        """Forget everything: the next observations are the first of their episodes."""
+        self.carry = None
+
+    def read(self, rows: int, episode_start: Any = None) -> Tree:
+        """The carry to act on `rows` observations with; rows that begin an episode start anew."""
+        device = self.algorithm.device
+        fresh = tree_map(lambda x: x.to(device), self.algorithm.init_carry(rows))
+        if not self.algorithm.recurrent or self.carry is None:
+            return fresh
+        held = len(tree_leaves(self.carry)[0])
+        starts = None if episode_start is None else torch.as_tensor(np.asarray(episode_start, np.bool_)).to(device)
+        if starts is not None and starts.numel() not in (1, rows):
+            raise UserError(f"episode_start has {starts.numel()} entries for {rows} observations")
+        if starts is not None and bool(starts.all()):
+            return fresh
+        if held != rows:
+            raise UserError(
+                f"{self.algorithm.name} remembers {held} running episode{'s' * (held > 1)}, and these are {rows}"
+                f" observation{'s' * (rows > 1)}; call reset() where new episodes begin"
+            )
+        if starts is None:
+            return self.carry
+        return tree_map(lambda new, old: torch.where(rows_like(starts.expand(rows), old), new, old), fresh, self.carry)
+
+    def write(self, carry: Tree) -> None:
+        if self.algorithm.recurrent:
+            self.carry = carry
+
+
+def count_rows(obs: Obs) -> int:
+    """Observations in a batch."""
+    return len(tree_leaves(obs)[0])
+
+
+def rows_like(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask [N] that broadcasts against [N, ...]."""
+    return mask.view(-1, *([1] * (x.ndim - 1)))
+
+
 class UpdateResult(NamedTuple):
     metrics: dict[str, float]
     num_gradient_steps: int
@@ -67,6 +116,7 @@ class Algorithm(Generic[H]):
     name: ClassVar[str]
     actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
+    recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
 
@@ -85,6 +135,7 @@ class Algorithm(Generic[H]):
         self._given = given is not None
         self._state: TrainState | None = None
         self._acted = 0
+        self.memory = Memory(self)
         self._td_errors: Tensor | None = None
         self.setup()
 
@@ -132,8 +183,16 @@ class Algorithm(Generic[H]):
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()
 
+    def extra_columns(self) -> Columns:
+        """What `select_action` gives beside the actions, to be stored with each transition: shape and type by name."""
+        return {}
+
+    def replay(self, num_envs: int) -> Any:
+        """Off-policy: a store of its own kind (sequences); None for transitions, as the hyper-parameters say."""
+        return None
+
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """The critic's estimate of the return from obs under the policy: [B]."""
+        """The critic's estimate of the return from obs under the policy: [B]. Recurrent ones also take `carry=`."""
         raise NotImplementedError
 
     def spec_of(self, network: nn.Module) -> EnvSpec:
@@ -229,15 +288,18 @@ class Algorithm(Generic[H]):
         return self._td_errors
 
     @torch.no_grad()
-    def act(self, obs: Any, *, deterministic: bool = False) -> np.ndarray:
-        """Actions for a batch of encoded observations (or one observation)."""
+    def act(self, obs: Any, *, deterministic: bool = False, episode_start: Any = None) -> np.ndarray:
+        """Actions for a batch of encoded observations (or one observation). Recurrent policies remember from call to
+        call, until `memory.reset()` or where `episode_start` is true."""
         array = self._tensor(obs)
         rank = 1 if isinstance(self.spec.observation, dict) else len(self.spec.observation.shape)
         single = array.ndim == rank
         key = rng.fold(rng.key_from_seed(self.seed, _SHELL_ACT).to(self.device), self._acted)
         self._acted += 1
         x = array.unsqueeze(0) if single else array
-        _, action, _ = self.select_action(self.state, self.init_carry(len(x)), x, key, explore=not deterministic)
+        carry = self.memory.read(len(x), episode_start)
+        carry, action, _ = self.select_action(self.state, carry, x, key, explore=not deterministic)
+        self.memory.write(carry)
         return (action[0] if single else action).cpu().numpy()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -218,12 +218,16 @@ class DQN(Algorithm[DQNHyper]):
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
         q = self.q_values(state.params, obs, key if explore and self.noisy else None)
+        return carry, self.pick(q, state, key, explore=explore), {}
+
+    def pick(self, q: Tensor, state: TrainState, key: Tensor, *, explore: bool) -> Tensor:
+        """Actions [B] for values [B, A]: greedy, or epsilon-greedy."""
         greedy = q.argmax(-1)
         if not explore or self.noisy:
-            return carry, greedy, {}
+            return greedy
         draw = rng.uniform(key, (2, greedy.shape[0]))
         random = (draw[1] * self.spec.action.n).to(torch.int64)
-        return carry, torch.where(draw[0] < self.epsilon(state.progress), random, greedy), {}
+        return torch.where(draw[0] < self.epsilon(state.progress), random, greedy)
 
     def epsilon(self, progress: Tensor) -> Tensor:
         hp = self.hp

@@ -94,6 +94,11 @@ class OnPolicyHyper(Hyper):
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return."""
 
+    @property
+    def chunk(self) -> int:
+        """Steps of one environment that stay together in a minibatch."""
+        return 1
+
 
 H = TypeVar("H", bound=Hyper)
 

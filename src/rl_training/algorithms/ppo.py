@@ -73,32 +73,43 @@ class PPO(Algorithm[PPOHyper]):
         return normalise(state.extra["observations"], obs) if self.hp.normalize_observations else obs
 
     def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
-        """Advantages, returns and behaviour log-probabilities of a rollout [T, N, ...], flattened to [T * N, ...]."""
-        hp, net, params = self.hp, self.nets["policy"], state.params["policy"]
+        """Advantages, returns and behaviour log-probabilities of a rollout [T, N, ...], cut into `samples`."""
+        hp, actions = self.hp, rollout["actions"]
         weights = rollout["valid"].to(torch.float32)
         terminated = rollout["terminated"].to(torch.float32)
         continues = (1.0 - terminated) * (1.0 - rollout["truncated"].to(torch.float32))
-        obs = tree_map(lambda x: x.flatten(0, 1), self._normalised(state, rollout["obs"]))
-        next_obs = tree_map(lambda x: x.flatten(0, 1), self._normalised(state, rollout["next_obs"]))
-        actions = rollout["actions"].flatten(0, 1)
-        out, values = net(params, obs)
-        next_values = net(params, next_obs, "value")
+        seen = {**rollout, **{k: self._normalised(state, rollout[k]) for k in ("obs", "next_obs")}}
+        out, values, next_values = self.outlook(state.params["policy"], seen)
         extra = dict(state.extra)
         rewards = rollout["rewards"]
         if hp.normalize_rewards:
             extra["returns"], rewards = self._scaled_rewards(extra["returns"], rewards, continues, weights)
-        advantages, returns = gae(
-            rewards, values.view_as(rewards), next_values.view_as(rewards), hp.gamma * (1.0 - terminated), continues,
-            hp.gae_lambda,
-        )  # fmt: skip
+        discounts = hp.gamma * (1.0 - terminated)
+        advantages, returns = gae(rewards, values, next_values, discounts, continues, hp.gae_lambda)
         if hp.normalize_observations:
             raw = rollout["obs"].flatten(0, 1)
             extra["observations"] = update_moments(extra["observations"], raw, weights.flatten())
         batch = {
-            "obs": obs, "actions": actions, "advantages": advantages.flatten(), "returns": returns.flatten(),
-            "log_probs": self.dist.log_prob(out, actions), "weights": weights.flatten(),
+            "obs": seen["obs"], "actions": actions, "advantages": advantages, "returns": returns,
+            "log_probs": self.dist.log_prob(out, actions), "weights": weights,
         }  # fmt: skip
-        return state._replace(extra=extra), batch
+        return state._replace(extra=extra), self.samples(batch, rollout)
+
+    def outlook(self, params: Tensor, rollout: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """(policy outputs, values, values of the next observations) of a rollout, [T, N, ...] each."""
+        net, shape = self.nets["policy"], rollout["rewards"].shape
+        obs, next_obs = (tree_map(lambda x: x.flatten(0, 1), rollout[k]) for k in ("obs", "next_obs"))
+        out, values = net(params, obs)
+        return out.unflatten(0, shape), values.view(shape), net(params, next_obs, "value").view(shape)
+
+    def samples(self, batch: Batch, rollout: Batch) -> Batch:
+        """The rows that minibatches are drawn from: here transitions, [T, N, ...] -> [T * N, ...]."""
+        return tree_map(lambda x: x.flatten(0, 1), batch)
+
+    def evaluate(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(policy outputs, values) of a minibatch."""
+        out, values = self.nets["policy"](params, batch["obs"])
+        return out, values
 
     def _scaled_rewards(
         self, returns: dict[str, Tensor], rewards: Tensor, continues: Tensor, weights: Tensor
@@ -115,7 +126,7 @@ class PPO(Algorithm[PPOHyper]):
         return {**moments, "running": running[-1] * continues[-1]}, scaled
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, net, weights = self.hp, self.nets["policy"], batch["weights"]
+        hp, weights = self.hp, batch["weights"]
         advantages = batch["advantages"]
         if hp.normalize_advantage:
             advantages = weighted_normalise(advantages, weights)
@@ -123,7 +134,7 @@ class PPO(Algorithm[PPOHyper]):
         ent_coef = hp.ent_coef(state.progress)
 
         def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            out, values = net(params, batch["obs"])
+            out, values = self.evaluate(params, batch)
             log_ratio = self.dist.log_prob(out, batch["actions"]) - batch["log_probs"]
             ratio = torch.exp(log_ratio)
             clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors

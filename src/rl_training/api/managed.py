@@ -79,8 +79,12 @@ class ManagedAlgorithm:
             raise UserError("nothing has been trained yet: call learn() first, or load(path)")
         return self._agent
 
-    def predict(self, obs: Any, *, deterministic: bool = True) -> Any:
-        return self.agent.predict(obs, deterministic=deterministic)
+    def predict(self, obs: Any, *, deterministic: bool = True, episode_start: Any = None) -> Any:
+        return self.agent.predict(obs, deterministic=deterministic, episode_start=episode_start)
+
+    def reset(self) -> None:
+        """Begin new episodes: a recurrent agent forgets what it has seen."""
+        self.agent.reset()
 
     def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, Any]:
         return self.agent.evaluate(num_episodes, **options)

@@ -52,7 +52,7 @@ def _verified() -> dict[str, list[dict[str, Any]]]:
         return {}
     from rl_training.experiment.verify import results
 
-    keys = ("env_id", "score", "threshold", "passed", "total_timesteps", "seeds")
+    keys = ("env_id", "score", "threshold", "at_most", "passed", "total_timesteps", "seeds")
     return {algo: [{key: row.get(key) for key in keys} for row in rows] for algo, rows in results().items()}
 
 
@@ -86,6 +86,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _result(row: Mapping[str, Any]) -> str:
     try:
         mark = ">=" if row["passed"] else "misses"
+        if row.get("at_most"):
+            mark = "<=" if row["passed"] else "exceeds"
         return f"{row['env_id']} {row['score']:.0f} {mark} {row['threshold']:g}"
     except (KeyError, TypeError, ValueError):  # a file of another version
         return str(row.get("env_id", "?"))

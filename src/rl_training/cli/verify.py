@@ -44,6 +44,8 @@ def verify(
         return
     for row in result["results"]:
         verdict = "reaches" if row["passed"] else "MISSES"
+        if row.get("at_most"):
+            verdict = "stays below" if row["passed"] else "EXCEEDS"
         rows = [
             ("score", f"{row['score']:,.1f} {verdict} the bar of {row['threshold']:g}"),
             ("bar from", row["source"]),

@@ -32,7 +32,7 @@ class _Shell:
         """Store one transition of every environment; without a leading axis when there is only one."""
         row = {"obs": obs, "next_obs": next_obs, "actions": action, "rewards": reward, "terminated": terminated,
                "truncated": truncated, **extra}  # fmt: skip
-        envs, columns = self.store.num_envs, self.store.columns
+        envs, columns = self.store.num_envs, self.store.row_columns
 
         def shaped(shape: tuple[int, ...], value: Any) -> Tensor:
             """[N, *shape], or one row for all (a flag), as [1, N, *shape]."""

@@ -90,6 +90,11 @@ class Storage:
         self.num_envs = num_envs
         self.stride = rows + 1 if ring else rows  # rows held for each environment
 
+    @property
+    def row_columns(self) -> Columns:
+        """What `write` takes."""
+        return self.columns
+
     def nbytes(self, seeds: int) -> int:
         sizes: list[int] = []
         map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), self.columns)
@@ -119,6 +124,11 @@ class Storage:
             column.view(seeds * total, *column.shape[2:]).index_copy_(0, flat, value.flatten(0, 1).to(column.dtype))
         data["count"].add_(advance)
         return slots
+
+    def cut(self, data: Data) -> None:
+        """The running episodes go on no further than the last transition stored: it counts as truncated."""
+        rows = self.slots(data["count"] - 1)  # where nothing is stored: the spare row
+        data["truncated"].scatter_(-1, rows, ~data["terminated"].gather(-1, rows))
 
     def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
         """Gather rows [B] of one seed's data (no seed axis)."""

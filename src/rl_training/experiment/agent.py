@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.experiment import registry
@@ -64,6 +64,7 @@ class Agent:
         self._encoder: Any = None
         self._decoder: Any = None
         self._calls = 0
+        self.memory = Memory(algorithm)
         self._key = rng.key_from_seed(self.seeds[self.index], 7).to(algorithm.device)
 
     @classmethod
@@ -129,23 +130,32 @@ class Agent:
     # --- use -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, obs: Any, *, deterministic: bool = True) -> Any:
-        """Action(s) for the environment: for one observation, or a batch of them."""
+    def predict(self, obs: Any, *, deterministic: bool = True, episode_start: Any = None) -> Any:
+        """Action(s) for the environment: for one observation, or a batch of them.
+
+        A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
+        it, or `episode_start` (a flag, or one for each observation). `memory.carry` can be kept and put back.
+        """
         batch, single = self._encode(obs)
         self._calls += 1
         key = self._key if deterministic else rng.fold(self._key, self._calls)
-        rows = len(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
-        _, action, _ = self.algorithm.select_action(
-            self.state, self.algorithm.init_carry(rows), batch, key, explore=not deterministic
-        )
+        carry = self.memory.read(count_rows(batch), episode_start)
+        carry, action, _ = self.algorithm.select_action(self.state, carry, batch, key, explore=not deterministic)
+        self.memory.write(carry)
         decoded = self._decoder.decode(action.cpu().numpy())
         return decoded[0] if single else decoded
 
+    def reset(self) -> None:
+        """Begin new episodes: a recurrent agent forgets what it has seen; others have nothing to forget."""
+        self.memory.reset()
+
     @torch.no_grad()
     def value(self, obs: Any) -> Any:
-        """The critic's estimate of the return from obs under the policy: a float, or an array for a batch."""
+        """The critic's estimate of the return from obs under the policy: a float, or an array for a batch. A recurrent
+        agent judges by what it remembers, and does not remember being asked."""
         batch, single = self._encode(obs)
-        return self._result(self.algorithm.value(self.state, batch), single)
+        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        return self._result(self.algorithm.value(self.state, batch, **seen), single)
 
     @torch.no_grad()
     def q_values(self, obs: Any) -> Any:
@@ -154,7 +164,8 @@ class Agent:
         if q_values is None or not self.algorithm.spec.action.discrete:
             raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
         batch, single = self._encode(obs)
-        values = q_values(self.state.params, batch).cpu().numpy()
+        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        values = q_values(self.state.params, batch, **seen).cpu().numpy()
         return values[0] if single else values
 
     def _result(self, values: Tensor, single: bool) -> Any:

@@ -36,10 +36,14 @@ class LedgerEntry(BaseModel):
     env_id: str
     total_timesteps: int
     threshold: float
+    at_most: bool = False  # the bar is an upper one: what must NOT be reached, such as by a policy without memory
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
     source: str  # where the bar comes from
+
+    def passes(self, score: float) -> bool:
+        return score <= self.threshold if self.at_most else score >= self.threshold
 
     @property
     def name(self) -> str:
@@ -114,10 +118,11 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "completed": trained.status == "completed",
         "seeds": list(config.all_seeds),
         "threshold": entry.threshold,
+        "at_most": entry.at_most,
         "source": entry.source,
         "statistic": entry.statistic,
         "score": score,
-        "passed": trained.status == "completed" and score >= entry.threshold,
+        "passed": trained.status == "completed" and entry.passes(score),
         "final_eval": final,
         "curve": curve,
         "env_steps": trained.summary["env_steps"],

@@ -14,6 +14,7 @@ from rl_training.models.continuous import (
     TD3Model,
 )
 from rl_training.models.policy import ActorCritic
+from rl_training.models.recurrent import GRU, LSTM, MLPRecurrentQNetwork, RecurrentActorCritic, RecurrentQNetwork
 from rl_training.models.renorm import CrossQModel
 from rl_training.models.value import (
     C51QNetwork,
@@ -33,6 +34,8 @@ from rl_training.models.value import (
 )
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "Actor",
     "ActorCritic",
     "C51QNetwork",
@@ -53,11 +56,14 @@ __all__ = [
     "MLPQNetwork",
     "MLPQRQNetwork",
     "MLPREDQModel",
+    "MLPRecurrentQNetwork",
     "MLPSACModel",
     "MLPTD3Model",
     "NAFModel",
     "QNetwork",
     "QRQNetwork",
+    "RecurrentActorCritic",
+    "RecurrentQNetwork",
     "SACModel",
     "TD3Model",
 ]

@@ -46,14 +46,17 @@ class QNetwork(nn.Module):
         self.squeeze = squeeze and outputs == 1  # a distribution of one atom or quantile keeps its axis
         self.torso = torso
 
-        def head(size: int) -> nn.Module:
+        def linear(size: int) -> nn.Module:
             return NoisyLinear(features, size, noisy_sigma) if noisy else nn.Linear(features, size)
 
-        self.advantage = head(num_actions * outputs)
-        self.value = head(outputs) if dueling else None
+        self.advantage = linear(num_actions * outputs)
+        self.value = linear(outputs) if dueling else None
 
     def forward(self, obs: Tensor, key: Tensor | None = None) -> Tensor:
-        x = self.torso(obs)
+        return self.head(self.torso(obs), key)
+
+    def head(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Values from features [..., D]."""
         key_a, key_v = (None, None) if key is None else (rng.fold(key, 0), rng.fold(key, 1))
         q: Tensor = self.advantage(x, key_a) if self.noisy else self.advantage(x)
         q = q.view(*q.shape[:-1], self.num_actions, self.outputs)  # [B, A, Z]

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.envs.vector import VectorEnv, make_vector_env
 from rl_training.ops import rng
-from rl_training.ops.tree import tree_map
+from rl_training.ops.tree import tree_leaves, tree_map
 from rl_training.runtime.learner import over_seeds
 
 EVALUATION_STREAM = 1
@@ -61,7 +60,7 @@ class Evaluator:
             return rows.view(seeds, self.width, *rows.shape[1:]).to(device)
 
         fresh = tree_map(lambda x: x.to(device).expand(seeds, *x.shape).clone(), algorithm.init_carry(self.width))
-        carry = fresh
+        carry, remembers = fresh, bool(tree_leaves(fresh))
         obs: Any = self.envs.reset(episode=0)
         returns: list[list[float]] = [[] for _ in range(seeds * self.width)]
         lengths: list[list[int]] = [[] for _ in range(seeds * self.width)]
@@ -77,8 +76,8 @@ class Evaluator:
                     returns[episode.index].append(episode.ret)
                     lengths[episode.index].append(episode.length)
                     missing -= 1
-            if step.episodes and carry != ():
-                carry = _restart(carry, fresh, batched(np.maximum(step.terminated, step.truncated)))
+            if remembers and (step.episodes or not step.valid.all()):
+                carry = _restart(carry, fresh, batched(step.terminated | step.truncated | ~step.valid))
 
         def per_seed(rows: list[list[Any]]) -> list[list[Any]]:
             return [[x for row in rows[s * self.width : (s + 1) * self.width] for x in row] for s in range(seeds)]

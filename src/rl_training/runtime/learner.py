@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState
+from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
 from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.source import Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
 from rl_training.ops import rng
-from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
+from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
 from rl_training.runtime.executor import Executor
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Learner:
             "keys": torch.stack([rng.key_from_seed(seed) for seed in self.seeds]).to(device),
             "obs": map_columns(rows, observation_columns(spec)),
             "actions": rows(*action_column(spec)),
+            "extras": map_columns(rows, algorithm.extra_columns()),  # what the policy wants stored with its actions
             "carry": tree_stack([tree_map(lambda x: x.to(device), algorithm.init_carry(envs))] * count),
             "steps": torch.zeros(count, dtype=torch.int64, device=device),  # calls of `interact`, the clock of acting
             "env_steps": torch.zeros(count, dtype=torch.int64, device=device),
@@ -117,7 +118,7 @@ class Learner:
         reward, terminated, truncated, valid, advance = inputs["scalars"].unbind(-1)
         row = {
             "obs": tree["obs"], "next_obs": inputs["final_obs"], "actions": tree["actions"], "rewards": reward,
-            "terminated": terminated > 0.5, "truncated": truncated > 0.5,
+            "terminated": terminated > 0.5, "truncated": truncated > 0.5, **tree["extras"],
         }  # fmt: skip
         if "valid" in self.store.columns:
             row["valid"] = valid > 0.5
@@ -128,19 +129,20 @@ class Learner:
 
     def act_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
         """Actions for the observations in `inputs`, of every seed: [S, N, ...]."""
-        ended = (inputs["scalars"][..., 1] + inputs["scalars"][..., 2]) > 0.5
 
-        def one(train: TrainState, carry: Any, obs: Any, ended: Tensor, key: Tensor, step: Tensor) -> Any:
-            fresh = tree_map(lambda x: x.to(ended.device), self.algorithm.init_carry(self.num_envs))
-            carry = tree_map(lambda old, new: torch.where(_like(ended, old), new, old), carry, fresh)
+        def one(train: TrainState, carry: Any, obs: Any, scalars: Tensor, key: Tensor, step: Tensor) -> Any:
+            if tree_leaves(carry):  # an episode begins after the end of one, and after a row that is no transition
+                starts = (scalars[:, 1] + scalars[:, 2] > 0.5) | (scalars[:, 3] < 0.5)
+                fresh = tree_map(lambda x: x.to(starts.device), self.algorithm.init_carry(self.num_envs))
+                carry = tree_map(lambda old, new: torch.where(rows_like(starts, old), new, old), carry, fresh)
             act_key = rng.fold(rng.fold(key, ACT), step)
-            carry, action, _ = self.algorithm.select_action(train, carry, obs, act_key, explore=True)
-            return carry, action
+            return self.algorithm.select_action(train, carry, obs, act_key, explore=True)
 
-        carry, actions = self.per_seed(one)(
-            tree["train"], tree["carry"], inputs["obs"], ended, tree["keys"], tree["steps"]
+        carry, actions, extras = self.per_seed(one)(
+            tree["train"], tree["carry"], inputs["obs"], inputs["scalars"], tree["keys"], tree["steps"]
         )
         copy_into(tree["carry"], carry)
+        copy_into(tree["extras"], extras)
         copy_into(tree["obs"], inputs["obs"])
         tree["actions"].copy_(actions)
         tree["steps"].add_(1)
@@ -162,10 +164,14 @@ class Learner:
         scalars[:, 4] = 1.0 if keep_invalid else step.valid
         self._upload(step.obs, step.final_obs)
 
-    def load_reset(self, obs: Any) -> None:
-        """The start of collection: observations to act on, and no transition to store."""
+    def load_reset(self, obs: Any, *, begins: bool = True) -> None:
+        """Observations to act on, and no transition to store. Episodes begin with them, unless the loaded transition
+        was only stored already (`begins` False): then they begin where it says."""
         self._wait()
-        self._scalars[:] = 0.0
+        self._scalars[:, :1] = 0.0
+        self._scalars[:, 4] = 0.0
+        if begins:
+            self._scalars[:, 1:4] = 0.0
         self._upload(obs, obs)
 
     def _wait(self) -> None:
@@ -233,8 +239,8 @@ class ReplayLearner(Learner):
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
     ) -> None:
         hp: OffPolicyHyper = algorithm.hp
-        columns = transition_columns(algorithm.spec)
-        store = (
+        columns = {**transition_columns(algorithm.spec), **algorithm.extra_columns()}
+        store = algorithm.replay(num_envs) or (
             PrioritizedReplay(
                 columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step, alpha=hp.prioritized_alpha,
                 beta=hp.prioritized_beta,
@@ -293,9 +299,10 @@ class RolloutLearner(Learner):
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
     ) -> None:
         hp: OnPolicyHyper = algorithm.hp
-        columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool)}
+        columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool), **algorithm.extra_columns()}
         super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
-        self.size, self.batch_size, self.epochs = hp.n_steps * num_envs, hp.batch_size, hp.n_epochs
+        self.size, self.batch_size = hp.n_steps * num_envs // hp.chunk, hp.batch_size // hp.chunk
+        self.epochs = hp.n_epochs
         self.minibatches = self.size // self.batch_size
         self.scratch: dict[str, Any] = {}
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
@@ -356,11 +363,6 @@ class RolloutLearner(Learner):
     @property
     def updates_per_rollout(self) -> int:
         return self.epochs * self.minibatches
-
-
-def _like(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask [N] that broadcasts against [N, ...]."""
-    return mask.view(-1, *([1] * (x.ndim - 1)))
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

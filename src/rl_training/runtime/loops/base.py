@@ -152,6 +152,7 @@ class Loop(ABC):
         arrays = {k: v.numpy() for k, v in tensors["envs"].items()}
         restored = self.envs.set_state(EnvState(counters["env_state"], arrays))
         if restored == "restarted":
+            self.learner.store.cut(tree["data"])
             self.learner.load_reset(self.envs.current_obs())
         return restored
 

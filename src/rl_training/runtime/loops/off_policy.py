@@ -69,7 +69,7 @@ class OffPolicyLoop(Loop):
         if self.pending:
             self.learner.write()
             self._learn()
-            self.learner.load_reset(self.envs.current_obs())
+            self.learner.load_reset(self.envs.current_obs(), begins=False)
             self.pending = False
 
     def counters(self) -> dict[str, Any]:

@@ -1,0 +1,240 @@
+"""Replay of sequences for recurrent agents and world models, as pure functions on the tensors of `Storage`.
+
+Sequences have a fixed length and begin every `period` steps of an environment, so neighbours overlap by
+length - period. They may run over the end of an episode: `is_first` says where the next one begins, and the reader
+starts its memory anew there. The recurrent state that the policy had at the first step of each sequence is kept beside
+the rows (Kapturowski et al. 2019, "stored state"), once a sequence and not once a row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.data.buffers import ReplayBuffer, _Shell
+from rl_training.data.replay import Batch
+from rl_training.data.storage import Columns, Data, Storage, map_columns, transition_columns
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+from rl_training.ops import rng
+from rl_training.ops.returns import n_step_window
+from rl_training.ops.tree import tree_items, tree_map
+
+_FLAGS = ("terminated", "truncated")
+
+
+class RecurrentReplay(Storage):
+    """Reads batches of B sequences of L steps.
+
+    Of every step, [B, L, ...]: the columns (obs, actions, next_obs, ...) and
+      rewards     sum of up to n discounted rewards; the walk stops at the end of the episode or of the sequence
+      discounts   gamma^k x (1 - terminated) for the k steps walked
+      bootstrap   the step, within the sequence, whose next_obs the walk ends at
+      is_first    an episode begins here
+      mask        the step has been collected (all of them, once every environment has made L steps)
+    Of every sequence, [B, ...]: state (if kept), weights, indices.
+
+    `alpha` None samples uniformly, in time and over environments; a share `recent` of the batch then comes from the
+    newest tenth. Otherwise sequences are drawn in proportion to priority^alpha, as transitions are in prioritised
+    replay; new ones have the highest priority so far.
+    """
+
+    def __init__(
+        self, columns: Columns, capacity: int, num_envs: int, *, length: int, period: int, gamma: float = 1.0,
+        n_step: int = 1, state: Any = None, alpha: float | None = None, beta: float = 0.4, eps: float = 1e-6,
+        recent: float = 0.0,
+    ) -> None:  # fmt: skip
+        rows = math.ceil(capacity / num_envs)
+        if not 1 <= period <= length:
+            raise UserError(f"sequences of {length} steps can begin every 1 to {length} steps, not every {period}")
+        if rows < length + period:
+            raise UserError(
+                f"a buffer of {capacity:,} transitions holds {rows:,} steps of each of {num_envs} environments, but"
+                f" sequences of {length} steps that begin every {period} need {length + period}; raise buffer_size"
+            )
+        super().__init__(columns, rows, num_envs)
+        self.length, self.period, self.gamma, self.n_step = length, period, gamma, n_step
+        self.state, self.alpha, self.beta, self.eps, self.recent = state, alpha, beta, eps, recent
+        self.slots_each = rows // period + 2  # sequences of one environment that can have begun and be in the ring
+
+    def nbytes(self, seeds: int) -> int:
+        sizes: list[int] = [4 if self.alpha is not None else 0]
+        map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), self.state or {})
+        return super().nbytes(seeds) + sum(sizes) * seeds * self.num_envs * self.slots_each
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        data = super().init(seeds, device)
+        total = self.num_envs * self.slots_each
+        if self.state is not None:
+            data["state"] = map_columns(
+                lambda shape, dtype: torch.zeros((seeds, total, *shape), dtype=dtype, device=device), self.state
+            )
+        if self.alpha is not None:
+            data["priority"] = torch.zeros(seeds, total, device=device)
+            data["max_priority"] = torch.ones(seeds, device=device)
+        return data
+
+    @property
+    def row_columns(self) -> Columns:
+        return self.columns if self.state is None else {**self.columns, "state": self.state}
+
+    def slot_of(self, sequence: Tensor) -> Tensor:
+        """Place of sequence number [..., N] of each environment."""
+        base = torch.arange(self.num_envs, device=sequence.device) * self.slots_each
+        return base + sequence % self.slots_each
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        time = data["count"].clone()
+        rows = dict(row)
+        if self.state is not None:
+            self._keep_state(data["state"], rows.pop("state"), time)
+        slots = super().write(data, rows, advance)
+        if self.alpha is not None:  # the sequence that this row completes can be drawn from now on
+            start = data["count"] - self.length
+            complete = advance & (start >= 0) & (start % self.period == 0)
+            place = self.slot_of(start.clamp(min=0) // self.period)
+            top = torch.where(complete, data["max_priority"].unsqueeze(-1), data["priority"].gather(-1, place))
+            data["priority"].scatter_(-1, place, top)
+        return slots
+
+    def _keep_state(self, stored: Any, state: Any, time: Tensor) -> None:
+        """The state with which the row at `time` [S, N] begins, kept where a sequence begins with it."""
+        seeds, total = time.shape[0], self.num_envs * self.slots_each
+        flat = self.slot_of(time // self.period) + torch.arange(seeds, device=time.device).unsqueeze(-1) * total
+        begins = (time % self.period == 0).flatten()
+        for (_, column), (_, value) in zip(tree_items(stored), tree_items(state), strict=True):
+            view, new = column.view(seeds * total, *column.shape[2:]), value.flatten(0, 1)
+            keep = begins.view(-1, *[1] * (new.ndim - 1))
+            view.index_copy_(0, flat.flatten(), torch.where(keep, new, view[flat.flatten()]))
+
+    def span(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """First and last number of the complete sequences still held: [..., N] each. (0, 0) where there is none."""
+        oldest = torch.clamp(count - self.rows, min=0)
+        first = (oldest + self.period - 1) // self.period
+        return first, torch.maximum((count - self.length) // self.period, first)
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        if self.alpha is None:
+            env, number = self._uniform(data, key, batch_size)
+            batch = self.sequences(data, env, number)
+            batch["weights"] = torch.ones_like(batch["rewards"][:, 0])
+            return batch
+        mass, held = self._mass(data)
+        ends = torch.cumsum(mass, -1)
+        # Stratified: one draw in each of batch_size equal shares of the total mass.
+        share = (torch.arange(batch_size, device=key.device) + rng.uniform(key, (batch_size,))) / batch_size
+        slots = torch.searchsorted(ends, share.clamp(max=1.0 - 1e-6) * ends[-1], right=True).clamp(max=len(mass) - 1)
+        env = slots // self.slots_each
+        batch = self.sequences(data, env, held[slots])
+        beta = self.beta + (1.0 - self.beta) * progress
+        weights = torch.pow((mass > 0).sum() * (mass[slots] / ends[-1]).clamp(min=1e-12), -beta)
+        batch["weights"] = weights / weights.max()
+        return batch
+
+    def _uniform(self, data: Data, key: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+        u = rng.bits(key, (2, batch_size)) >> 32 & 0xFFFFFFFF  # 32 bits each for the environment and the time
+        env = (u[0] * self.num_envs) >> 32
+        first, last = self.span(data["count"][env])
+        if rows := round(self.recent * batch_size):
+            newest = torch.maximum(first, last - (last - first) // 10)
+            first = torch.where(torch.arange(batch_size, device=first.device) < rows, newest, first)
+        return env, first + ((u[1] * (last - first + 1)) >> 32)
+
+    def _mass(self, data: Data) -> tuple[Tensor, Tensor]:
+        """(priorities, 0 for sequences that are gone or not complete; the number of the sequence in each slot)."""
+        first, last = (x.unsqueeze(-1) for x in self.span(data["count"]))  # [N, 1]
+        slot = torch.arange(self.slots_each, device=first.device)
+        number = last - (last - slot) % self.slots_each  # the newest complete sequence that lies in the slot
+        held = (number >= first) & (data["count"].unsqueeze(-1) >= number * self.period + self.length)
+        return torch.where(held.flatten(), data["priority"], 0.0), number.clamp(min=0).flatten()
+
+    def sequences(self, data: Data, env: Tensor, number: Tensor) -> Batch:
+        """The given sequences [B] of one seed's data."""
+        count = data["count"][env].unsqueeze(-1)
+        time = (number * self.period).unsqueeze(-1) + torch.arange(self.length, device=env.device)  # [B, L]
+        base = (env * self.stride).unsqueeze(-1)
+        rows = base + time % self.stride
+        batch = self.read(data, rows, tuple(k for k in self.columns if k not in _FLAGS))
+        terminated, truncated = data["terminated"][rows], data["truncated"][rows]
+        mask = time < count
+        before = base + (time[:, :1] - 1) % self.stride
+        known = (time[:, :1] > 0) & (time[:, :1] - 1 >= count - self.rows)  # the row before is still held
+        starts = ~known | data["terminated"][before] | data["truncated"][before]
+        batch["is_first"] = torch.cat([starts, (terminated | truncated)[:, :-1]], -1)
+        batch["mask"] = mask
+        ahead = torch.arange(self.length, device=env.device).unsqueeze(-1) + torch.arange(
+            self.n_step, device=env.device
+        )  # [L, n]
+        inside = ahead.clamp(max=self.length - 1)
+        available = mask[:, inside] & (ahead < self.length)
+        batch["rewards"], batch["discounts"], last = n_step_window(
+            batch["rewards"][:, inside], terminated[:, inside], truncated[:, inside], available, self.gamma
+        )
+        batch["bootstrap"] = ahead[:, 0] + last
+        batch["indices"] = env * self.slots_each + number % self.slots_each
+        if self.state is not None:
+            batch["state"] = tree_map(lambda column: column[batch["indices"]], data["state"])
+        return batch
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        """Priorities of the sequences [S, B] of the last batch, in place (uniform replay has no use for them)."""
+        if self.alpha is None:
+            return
+        if priority is None:
+            raise ValueError("prioritised replay needs the algorithm to return priorities")
+        value = torch.pow(priority.abs() + self.eps, self.alpha)
+        data["priority"].scatter_(-1, rows, value)
+        data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
+
+
+def sequence_priority(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
+    """eta max + (1 - eta) mean of the absolute errors [B, L] over the steps of the mask (R2D2, section 2.3)."""
+    size = errors.abs() * mask
+    return eta * size.amax(-1) + (1.0 - eta) * size.sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+class RecurrentReplayBuffer(ReplayBuffer):
+    """Sequences of `length` steps that begin every `period` steps; prioritised when `alpha` is given.
+
+    With `state_shape`, `add` takes the recurrent state before the step as `state=` and batches carry it.
+    """
+
+    replay: RecurrentReplay  # type: ignore[assignment]
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, *, length: int, period: int | None = None, num_envs: int = 1,
+        gamma: float = 0.99, n_step: int = 1, state_shape: tuple[int, ...] | None = None, alpha: float | None = None,
+        beta: float = 0.4, recent: float = 0.0, device: str | torch.device = "cpu", seed: int = 0,
+    ) -> None:  # fmt: skip
+        check_length(spec, length)
+        self.replay = RecurrentReplay(
+            transition_columns(spec), capacity, num_envs, length=length, period=period or length, gamma=gamma,
+            n_step=n_step, state=None if state_shape is None else (state_shape, torch.float32), alpha=alpha, beta=beta,
+            recent=recent,
+        )  # fmt: skip
+        _Shell.__init__(self, self.replay, spec, device, seed)
+
+    @torch.no_grad()
+    def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
+        steps = int(self.data["count"].min())
+        if steps < self.replay.length:
+            raise UserError(f"a sequence has {self.replay.length} steps; only {steps} have been added")
+        return super().sample(batch_size, progress=progress)
+
+    @torch.no_grad()
+    def update_priorities(self, indices: Tensor, priorities: Tensor) -> None:
+        """Priorities of the sequences of a batch, such as `sequence_priority` of their errors."""
+        values = torch.as_tensor(priorities, dtype=torch.float32, device=self.device)
+        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], values[None])
+
+
+def check_length(spec: EnvSpec, length: int) -> None:
+    """No stored episode could fill such a sequence."""
+    if spec.max_episode_steps is not None and length > spec.max_episode_steps:
+        raise UserError(
+            f"sequences of {length} steps (burn-in included) are longer than any episode of {spec.env_id}, which ends"
+            f" after {spec.max_episode_steps}; make them shorter"
+        )
