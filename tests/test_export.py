@@ -84,14 +84,24 @@ def test_every_algorithm_exports(name: str, tmp_path: Path) -> None:
     assert result.observations >= 500
     assert result.bytes == path.stat().st_size
     model = session(path)
-    observations = np.random.default_rng(1).normal(size=(7, *result.inputs["obs"]["shape"][1:])).astype(np.float32)
-    expected = agent.predict(observations)
-    (actions,) = model.run(None, {"obs": observations})
-    assert actions.dtype == expected.dtype
-    if actions.dtype.kind == "f":
-        np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-5)
-    else:
-        assert (actions == expected).sum() >= len(expected) - 1  # one tie within rounding, at most
+    generator = np.random.default_rng(1)
+    inputs, names = {}, [output.name for output in model.get_outputs()]
+    if agent.algorithm.recurrent:
+        inputs = {"memory": np.zeros((7, *result.inputs["memory"]["shape"][1:]), np.float32)}
+        assert names == ["action", "next_memory"]
+    agent.reset()
+    for _ in range(4):  # one after the other: a memory is handed on
+        observations = generator.normal(size=(7, *result.inputs["obs"]["shape"][1:])).astype(np.float32)
+        expected = agent.predict(observations)
+        actions, *rest = model.run(None, {"obs": observations, **inputs})
+        assert actions.dtype == expected.dtype
+        if actions.dtype.kind == "f":
+            np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-5)
+        else:
+            assert (actions == expected).sum() >= len(expected) - 1  # one tie within rounding, at most
+        if rest:
+            assert not np.allclose(rest[0], inputs["memory"])
+            inputs["memory"] = rest[0]
     assert model.get_modelmeta().custom_metadata_map["algo"] == name
 
 
@@ -180,7 +190,7 @@ def test_torch_program(tmp_path: Path) -> None:
     assert result.format == "torch"
     observations = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     actions = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(observations))
-    np.testing.assert_allclose(actions.numpy(), agent.predict(observations), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actions[0].numpy(), agent.predict(observations), rtol=1e-5, atol=1e-6)
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,15 +220,9 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, monkeypatch: py
         patch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "onnx" else found(name, *a))
         with pytest.raises(UserError, match=r"needs onnx: pip install 'rl-training\[export\]'"):
             export(agent, tmp_path / "model.onnx")
-    select = agent.algorithm.select_action
-
-    def remembering(state: Any, carry: Any, obs: Any, key: Any, *, explore: bool) -> Any:
-        _, action, extra = select(state, (), obs, key, explore=explore)
-        return {"h": carry["h"] + 1.0}, action, extra
-
-    monkeypatch.setattr(agent.algorithm, "select_action", remembering)
+    monkeypatch.setattr(type(agent.algorithm), "recurrent", True)
     monkeypatch.setattr(agent.algorithm, "init_carry", lambda n: {"h": torch.zeros(n, 2)})
-    with pytest.raises(UserError, match="memory"):
+    with pytest.raises(UserError, match="its memory is not one array"):
         export(agent, tmp_path / "model.onnx")
 
 

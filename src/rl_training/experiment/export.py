@@ -28,13 +28,12 @@ from torch import Tensor, nn
 from rl_training.envs.making import make_env
 from rl_training.errors import UserError
 from rl_training.experiment.atomic import temporary_sibling, write_durable, write_error
-from rl_training.ops import rng
-from rl_training.ops.tree import tree_items
 
 if TYPE_CHECKING:
     from rl_training.experiment.agent import Agent
 
 FORMATS = {".onnx": "onnx", ".pt2": "torch"}
+_MEMORY = "memory"  # input of a recurrent policy; `next_memory` is its second output
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 _OPSET = 18
 _RANDOM, _REAL = 256, 256  # observations that the file is checked on
@@ -59,7 +58,8 @@ class Exported:
 
 
 class Policy(nn.Module):
-    """`Agent.predict` as a module of tensors: one input for each part of the observation, in the space's own types."""
+    """`Agent.predict` as a module of tensors: one input for each part of the observation, in the space's own types.
+    A recurrent policy takes its memory as well, and gives the memory for the next observation after the action."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
@@ -74,12 +74,16 @@ class Policy(nn.Module):
             self.networks[name] = module
         self.state = agent.state
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         params = {name: dict(module.named_parameters()) for name, module in self.networks.items()}
         state = self.state._replace(params=params)  # type: ignore[arg-type]  # a Net takes either form
-        carry, key = self.algorithm.init_carry(1), torch.zeros((), dtype=torch.int64)  # neither is used: no exploration
-        _, action, _ = self.algorithm.select_action(state, carry, self._encoded(inputs), key, explore=False)
-        return self._decoded(action)
+        recurrent, key = (
+            self.algorithm.recurrent,
+            torch.zeros((), dtype=torch.int64),
+        )  # no exploration: nothing is drawn
+        carry = inputs[-1] if recurrent else self.algorithm.init_carry(1)  # else exploration noise, not used either
+        carry, action, _ = self.algorithm.select_action(state, carry, self._encoded(inputs), key, explore=False)
+        return (self._decoded(action), carry) if recurrent else (self._decoded(action),)
 
     def _encoded(self, inputs: tuple[Tensor, ...]) -> Any:
         """What `ObsEncoder.encode_batch` does, as tensor operations."""
@@ -125,18 +129,18 @@ def export(agent: Agent, output: str | Path) -> Exported:
         _need_extra()
     if agent.algorithm.device.type != "cpu":
         raise UserError("export works on the CPU: load the agent with device='cpu'")
-    _refuse_memory(agent)
-    policy = Policy(agent).eval()
-    names = [".".join(map(str, leaf.path)) or "obs" for leaf in policy.parts]
-    batches = [_random_observations(agent), _real_observations(agent)]
+    _check_memory(agent)
+    policy, held = Policy(agent).eval(), agent.memory.carry
+    batches = [(batch, _inputs(policy, batch)) for batch in (_random_observations(agent), _real_observations(agent))]
+    sample = batches[0][1]
     with _quiet(), torch.no_grad():
-        data, run = (_onnx if kind == "onnx" else _program)(policy, _inputs(policy, names, batches[0]), _notes(agent))
-        error, different = _compare(agent, run, [(batch, _inputs(policy, names, batch)) for batch in batches])
+        data, run = (_onnx if kind == "onnx" else _program)(policy, sample, _notes(agent))
+        error, different = _compare(agent, run, batches)
+    agent.memory.carry = held
     _write(path, data)
-    sample = _inputs(policy, names, batches[0])
     return Exported(
         path=str(path), format=kind, inputs={name: _described(array) for name, array in sample.items()},
-        output=_described(run(sample)), observations=_RANDOM + _REAL, max_error=error, different=different,
+        output=_described(run(sample)[0]), observations=_RANDOM + _REAL, max_error=error, different=different,
         bytes=len(data),
     )  # fmt: skip
 
@@ -151,7 +155,7 @@ def _program(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[byt
     torch.export.save(program, buffer, extra_files={"rl_training.json": json.dumps(notes)})
     buffer.seek(0)
     loaded = torch.export.load(buffer).module()
-    return buffer.getvalue(), lambda inputs: loaded(*map(torch.from_numpy, inputs.values())).numpy()
+    return buffer.getvalue(), lambda inputs: [x.numpy() for x in loaded(*map(torch.from_numpy, inputs.values()))]
 
 
 def _onnx(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes, Callable[[Inputs], Any]]:
@@ -159,7 +163,8 @@ def _onnx(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes,
     import onnx
     import onnxruntime
 
-    names = {"input_names": list(sample), "output_names": ["action"]}
+    outputs = ["action", f"next_{_MEMORY}"][: 1 + policy.algorithm.recurrent]
+    names = {"input_names": list(sample), "output_names": outputs}
     made = torch.onnx.export(_traced(policy, sample), opset_version=_OPSET, verbose=False, **names)  # type: ignore[arg-type]
     assert made is not None
     model = made.model_proto
@@ -170,7 +175,7 @@ def _onnx(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes,
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return data, lambda inputs: session.run(["action"], inputs)[0]
+    return data, lambda inputs: session.run(None, inputs)
 
 
 def _traced(policy: Policy, sample: Inputs) -> torch.export.ExportedProgram:
@@ -224,9 +229,13 @@ def _compare(agent: Agent, run: Callable[[Inputs], Any], batches: list[tuple[Any
     """Largest error and number of different discrete actions; an error where the file is not the policy."""
     error, different, total = 0.0, 0, 0
     for observations, inputs in batches:
-        expected = np.asarray(agent.predict(observations))
+        agent.memory.carry = torch.from_numpy(inputs[_MEMORY]) if agent.algorithm.recurrent else None
+        expected = [np.asarray(agent.predict(observations))]
+        if agent.algorithm.recurrent:
+            expected.append(agent.memory.carry.numpy())
         one = {name: array[:1] for name, array in inputs.items()}  # another batch size than the traced one, too
-        for wanted, actual in ((expected, run(inputs)), (expected[:1], run(one))):
+        pairs = [*zip(expected, run(inputs), strict=True), *zip([x[:1] for x in expected], run(one), strict=True)]
+        for wanted, actual in pairs:
             if actual.shape != wanted.shape or actual.dtype != wanted.dtype:
                 raise RuntimeError(
                     f"the exported policy gives {actual.dtype}{actual.shape} where the agent gives"
@@ -271,6 +280,7 @@ def _real_observations(agent: Agent) -> Any:
     try:
         env.action_space.seed(0)
         obs, _ = env.reset(seed=0)
+        agent.reset()
         seen = []
         for step in range(_REAL):
             seen.append(copy.deepcopy(obs))
@@ -278,6 +288,7 @@ def _real_observations(agent: Agent) -> Any:
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 obs, _ = env.reset()
+                agent.reset()
     finally:
         env.close()
     return _stacked(agent._space, seen)
@@ -291,14 +302,17 @@ def _stacked(space: spaces.Space[Any], rows: list[Any]) -> Any:
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
 
 
-def _inputs(policy: Policy, names: list[str], batch: Any) -> Inputs:
-    """The parts of a batch of observations under the names of the file's inputs."""
+def _inputs(policy: Policy, batch: Any) -> Inputs:
+    """The parts of a batch of observations under the names of the file's inputs; a random memory where there is one."""
     out: Inputs = {}
-    for leaf, name in zip(policy.parts, names):
+    for leaf in policy.parts:
         value = batch
         for key in leaf.path:
             value = value[key]
-        out[name] = value
+        out[".".join(map(str, leaf.path)) or "obs"] = value
+    if policy.algorithm.recurrent:
+        shape = (len(next(iter(out.values()))), *policy.algorithm.init_carry(1).shape[1:])
+        out[_MEMORY] = np.tanh(np.random.default_rng(1).standard_normal(shape)).astype(np.float32)
     return out
 
 
@@ -311,18 +325,16 @@ def _need_extra() -> None:
         raise UserError(f"export to ONNX needs {', '.join(missing)}: pip install 'rl-training[export]'")
 
 
-def _refuse_memory(agent: Agent) -> None:
-    """A policy that remembers gives another action for the same observation: it is not a function of one."""
-    batch, _ = agent._encode(_random_observations(agent))
-    before = agent.algorithm.init_carry(_RANDOM)
-    key = rng.key_from_seed(0)
-    with torch.no_grad():
-        after, _, _ = agent.algorithm.select_action(agent.state, before, batch, key, explore=False)
-    pairs = zip(tree_items(before), tree_items(after), strict=True)
-    if any(old is not new and not torch.equal(old, new) for (_, old), (_, new) in pairs):
-        raise UserError(
-            f"{agent.config.algo} has a memory of past observations; export takes policies that act on one observation"
-        )
+def _check_memory(agent: Agent) -> None:
+    """A memory is an input that starts as zeros: one array, under a name that no part of the observation has."""
+    if not agent.algorithm.recurrent:
+        return
+    carry = agent.algorithm.init_carry(1)
+    if not isinstance(carry, Tensor) or bool(carry.any()):
+        raise UserError(f"{agent.config.algo} cannot be exported: its memory is not one array that starts as zeros")
+    encoder, _ = agent._spaces()
+    if any(leaf.path == (_MEMORY,) for leaf in encoder._all):
+        raise UserError(f"the observation has a part named '{_MEMORY}', which is the name of the policy's own input")
 
 
 @contextlib.contextmanager
