@@ -16,23 +16,27 @@ class CartPoleNoVelocity(CartPoleEnv):
     """CartPole that shows position and angle only: the velocities must be inferred from what was seen before.
 
     The same physics, rewards and time limit as CartPole-v1; a policy without memory balances for some forty steps.
+    `scaled` divides both by the limits at which an episode ends, for agents that do not normalise observations.
     """
 
     _shown = [0, 2]
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, scaled: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        limits = [self.x_threshold, self.theta_threshold_radians] if scaled else [1.0, 1.0]
+        self._scale = np.array(limits, np.float32)
         whole = self.observation_space
         assert isinstance(whole, spaces.Box)
-        self.observation_space = spaces.Box(whole.low[self._shown], whole.high[self._shown], dtype=np.float32)
+        low, high = (bound[self._shown] / self._scale for bound in (whole.low, whole.high))
+        self.observation_space = spaces.Box(low, high, dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         obs, info = super().reset(seed=seed, options=options)
-        return obs[self._shown], info
+        return obs[self._shown] / self._scale, info
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[no-untyped-call]
-        return obs[self._shown], float(reward), terminated, truncated, info
+        return obs[self._shown] / self._scale, float(reward), terminated, truncated, info
 
 
 def register_memory_tasks() -> None:
