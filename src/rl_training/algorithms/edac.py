@@ -34,7 +34,7 @@ def gradient_similarity(gradients: Tensor) -> Tensor:
     members = gradients.shape[0]
     unit = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
     # Over all ordered pairs: |sum of the unit vectors|^2 - sum of their squared lengths.
-    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))
+    pairs: Tensor = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))
     return pairs / (members - 1)
 
 

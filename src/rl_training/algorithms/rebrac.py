@@ -59,4 +59,5 @@ class ReBRAC(TD3):
         q: Tensor = self.nets["critic"](critic, batch["obs"], action).amin(0)
         if self.hp.normalize_q:
             q = q / weighted_mean(q.detach().abs(), batch["weights"]).clamp(min=1e-8)
-        return self.hp.actor_penalty * (action - batch["actions"]).square().sum(-1) - q  # Eq. 2
+        loss: Tensor = self.hp.actor_penalty * (action - batch["actions"]).square().sum(-1) - q  # Eq. 2
+        return loss

@@ -51,7 +51,8 @@ class TD3BC(TD3):
     def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
         q: Tensor = self.nets["critic"](critic, batch["obs"], action)[0]
         scale = self.hp.alpha / weighted_mean(q.detach().abs(), batch["weights"]).clamp(min=1e-8)  # lambda, Eq. 5
-        return (action - batch["actions"]).square().mean(-1) - scale * q  # Eq. 3
+        loss: Tensor = (action - batch["actions"]).square().mean(-1) - scale * q  # Eq. 3
+        return loss
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         seen = {"obs": self.seen(state, batch["obs"]), "next_obs": self.seen(state, batch["next_obs"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +91,8 @@ def convert(
     _show(dataset, output, None, as_json)
 
 
-for _name, _function in {"make": make, "inspect": inspect, "convert": convert}.items():
+_COMMANDS: dict[str, Callable[..., None]] = {"make": make, "inspect": inspect, "convert": convert}
+for _name, _function in _COMMANDS.items():
     app.command(_name)(interruptible(_function))
 
 
