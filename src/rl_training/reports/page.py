@@ -1,0 +1,185 @@
+"""A report as one HTML page: style, script and plots inside, nothing from the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from rl_training.reports import svg, text
+from rl_training.reports.runs import METRIC, TRAINING
+
+_NAMES = {METRIC: "evaluation return", TRAINING: "training return"}
+# The page may not load anything, whatever names a run directory has brought into it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def page(data: Mapping[str, Any], title: str) -> str:
+    """The whole page."""
+    names = sorted({group["name"] for section in _sections(data) for group in section["groups"]})
+    envs = [environment["env_id"] for environment in data["environments"]]
+    runs = {run for environment in data["environments"] for group in environment["groups"] for run in group["runs"]}
+    lead = f"{_count(len(names), 'group')} · {_count(len(envs), 'environment')} · {_count(len(runs), 'run')}"
+    body = [f"<header><h1>{escape(title)}</h1><p class='lead'>{lead}</p></header>"]
+    body += ["".join(f"<p class='note'>{escape(note)}</p>" for note in text.notes(data))]
+    shown = text.tables(data)
+    for section, (heading, head, rows) in zip(_sections(data), shown):
+        body.append(f"<section><h2>{escape(heading)}</h2>{_legend(section)}{_table(head, rows)}{_plots(section, data)}")
+        body.append(f"{_matrix(section)}</section>")
+    body.append(f"<footer>{_EXPLAINED}</footer>")
+    style = (
+        _file("page.css")
+        + svg.PLOT_CSS
+        + svg.colour_css(svg.LIGHT)
+        + f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
+    )
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta name='color-scheme' content='light dark'><link rel='icon' href='data:,'>"
+        f"<title>{escape(_title(title, envs))}</title><style>{style}</style></head>\n<body><main>"
+        + "\n".join(body)
+        + f"</main><div id='tip' hidden></div><script>{_file('page.js')}</script></body></html>\n"
+    )
+
+
+def _sections(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """In the order of `text.tables`."""
+    return [*([data["overall"]] if data["overall"] is not None else []), *data["environments"]]
+
+
+def _title(title: str, envs: Sequence[str]) -> str:
+    return f"{title}: {', '.join(envs[:3])}{' ...' if len(envs) > 3 else ''}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def _file(name: str) -> str:
+    return (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
+
+
+def _legend(section: Mapping[str, Any]) -> str:
+    """Buttons that show and hide a group in all plots of the section."""
+    buttons = "".join(
+        f"<button type='button' class='s{i % svg.COLOURS}' data-toggle='{i}' aria-pressed='true'>"
+        f"<i></i>{escape(group['name'])}</button>"
+        for i, group in enumerate(section["groups"])
+    )
+    return f"<div class='legend'>{buttons}</div>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th class='{_kind(word)}' scope='col'>{escape(word)}</th>" for word in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td class='{_kind(word)}'>{escape(cell)}</td>" for word, cell in zip(head, row)) + "</tr>"
+        for row in rows
+    )
+    return f"<div class='scroll' tabindex='0'><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _kind(word: str) -> str:
+    return "words" if word == "algorithm" else "number"
+
+
+def _plots(section: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    groups = section["groups"]
+    score = "normalised score" if "env_id" not in section else _NAMES.get(data["metric"], data["metric"])
+    figures = []
+    if "env_id" in section:
+        figures.append(_curves(groups, "curve", "steps", "environment steps", "Sample efficiency"))
+        figures.append(_curves(groups, "clock", "seconds", "wall-clock seconds", "Wall-clock time"))
+        rows = [
+            (g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], g["iqm"]["ci95"])
+            for g in groups
+        ]  # fmt: skip
+        body = svg.strips(rows, score, f"Final scores on {section['env_id']}")
+        figures.append(_figure("Scores", "one dot a seed; the large dot is the IQM with its 95 % interval", body))
+    else:
+        rows = [(g["name"], [], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
+        body = svg.strips(rows, "IQM of normalised scores", "IQM over all environments")
+        figures.append(_figure("Interquartile mean", "over all environments, with its 95 % interval", body))
+    figures.append(_profiles(section, score))
+    return f"<div class='plots'>{''.join(figures)}</div>"
+
+
+def _curves(groups: Sequence[Mapping[str, Any]], key: str, axis: str, x_label: str, title: str) -> str:
+    curves = [group[key] for group in groups]
+    ys = [y for curve in curves for name in ("iqm", "low", "high") for y in curve[name] or ()]
+    xs = [x for curve in curves for x in curve[axis]]
+    metrics = list(dict.fromkeys(_NAMES.get(curve["metric"], curve["metric"]) for curve in curves))
+    plot = svg.Plot((min(0.0, *xs), max(xs)), svg.padded(ys), x_label, " / ".join(metrics), title)
+    for index, curve in enumerate(curves):
+        plot.curve(index, curve[axis], curve["iqm"], curve["low"], curve["high"])
+    return _figure(
+        title, "IQM over seeds; the band is its 95 % interval", plot.svg("data-hover"),
+        [{"name": g["name"], "x": g[key][axis], "y": g[key]["iqm"], "low": g[key]["low"], "high": g[key]["high"]}
+         for g in groups],
+    )  # fmt: skip
+
+
+def _profiles(section: Mapping[str, Any], x_label: str) -> str:
+    xs = section["thresholds"]
+    title = "Performance profile"
+    plot = svg.Plot((xs[0], xs[-1]), (-0.03, 1.03), f"{x_label} (at least)", "fraction of runs", title)
+    for index, group in enumerate(section["groups"]):
+        profile = group["profile"]
+        plot.curve(index, xs, profile["fraction"], profile["low"], profile["high"])
+    return _figure(
+        title, "fraction of runs that reach a score, with 95 % intervals point by point", plot.svg("data-hover"),
+        [{"name": g["name"], "x": xs, "y": g["profile"]["fraction"], "low": g["profile"]["low"],
+          "high": g["profile"]["high"]} for g in section["groups"]],
+    )  # fmt: skip
+
+
+def _figure(title: str, caption: str, body: str, data: Sequence[Mapping[str, Any]] | None = None) -> str:
+    script = ""
+    if data is not None:
+        plain = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name can end the element
+        script = f"<script type='application/json'>{plain}</script>"
+    return (
+        f"<figure><h3>{escape(title)}</h3>{body}<figcaption>{escape(caption[:1].upper() + caption[1:])}.</figcaption>"
+        f"{script}</figure>"
+    )
+
+
+def _matrix(section: Mapping[str, Any]) -> str:
+    """Probability of improvement of every group over every other."""
+    names = [group["name"] for group in section["groups"]]
+    if len(names) < 2:
+        return ""
+    found = {(pair["first"], pair["second"]): pair for pair in section["improvement"]}
+    top = "".join(f"<th scope='col'>{escape(name)}</th>" for name in names)
+    rows = ""
+    for first in names:
+        cells = ""
+        for second in names:
+            if first == second:
+                cells += "<td class='self'>·</td>"
+                continue
+            pair = found[first, second]
+            low, high = pair["ci95"]
+            sure = " sure" if low > 0.5 else ""
+            cells += (
+                f"<td class='chance{sure}' style='--p:{pair['value']:.3f}'><b>{text.percent(pair['value'])}</b>"
+                f"<small>{100 * low:.0f}–{100 * high:.0f}</small></td>"
+            )
+        rows += f"<tr><th scope='row'>{escape(first)}</th>{cells}</tr>"
+    return (
+        "<h3>Probability of improvement</h3><p class='note'>That a run of the row beats a run of the column, with its"
+        " 95 % interval; bold where the whole interval is above 50 %.</p>"
+        f"<div class='scroll' tabindex='0'><table class='matrix'><thead><tr><td></td>{top}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+_EXPLAINED = (
+    "<b>IQM</b>: mean without the lowest and highest quarter of the scores. <b>Gap</b>: how far normalised scores are"
+    " below the reference on average. <b>Beats next</b>: probability that a run of this row beats a run of the next."
+    " Intervals: stratified bootstrap over seeds with small-sample correction (t quantiles); each covers the truth in"
+    " about 95 % of studies. Made by rl-training."
+)
