@@ -40,7 +40,10 @@ def compare(
         print_json(result)
     else:
         rows = [
-            *((side.upper(), f"{result[side]['name']}, {_seeds(result[side])}: {ranged(result[side])}") for side in "ab"),
+            *(
+                (side.upper(), f"{result[side]['name']}, {_seeds(result[side])}: {ranged(result[side])}")
+                for side in "ab"
+            ),
             ("B - A", ranged(result["difference"])),
             ("P(B beats A)", ranged(result["improvement"], percent)),
             ("verdict", f"B is {result['verdict']}"),

@@ -32,7 +32,9 @@ def known_bounds(extra: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
             if not env or not low < high or not np.isfinite([low, high]).all():
                 raise ValueError
         except ValueError:
-            raise UserError(f"--bounds '{word}' cannot be read; write ENV=LOW:HIGH, such as CartPole-v1=22:500") from None
+            raise UserError(
+                f"--bounds '{word}' cannot be read; write ENV=LOW:HIGH, such as CartPole-v1=22:500"
+            ) from None
         table[env] = (low, high)
     return table
 
@@ -74,7 +76,9 @@ def compare(
     if envs != sorted(sides[1]):
         raise UserError(f"A is of {', '.join(envs)} and B of {', '.join(sorted(sides[1]))}: compare runs of the same")
     if len(envs) > 1 and not normalize:
-        raise UserError(f"the runs are of {len(envs)} environments ({', '.join(envs)}): add --normalize to compare them")
+        raise UserError(
+            f"the runs are of {len(envs)} environments ({', '.join(envs)}): add --normalize to compare them"
+        )
     table = bounds if bounds is not None else known_bounds()
     if normalize:
         _check_bounds(envs, table)
@@ -82,7 +86,9 @@ def compare(
         for env in envs:
             if len(side[env].seeds) < 2:
                 raise UserError(f"{label} has one seed on {env}: a comparison needs at least two on each side")
-    strata = [[_scaled(side[env].scores, table[env]) if normalize else side[env].scores for env in envs] for side in sides]
+    strata = [
+        [_scaled(side[env].scores, table[env]) if normalize else side[env].scores for env in envs] for side in sides
+    ]
     function = stats.STATISTICS[statistic]
     value, low, high = stats.difference(strata[0], strata[1], function)
     verdict = "worse" if high < -tolerance else "better" if low > tolerance else "not significantly different"

@@ -36,8 +36,8 @@ for (const plot of document.querySelectorAll("svg[data-hover]")) {
     const head = document.createElement("strong");
     head.textContent = show(x);
     tip.append(head);
-    lines.forEach((line, i) => {
-      const part = plot.querySelector(`[data-group="${i}"]`);
+    lines.forEach((line) => {
+      const part = plot.querySelector(`[data-group="${line.index}"]`);
       if (part.style.display === "none" || x < line.x[0] || x > line.x[line.x.length - 1]) return;
       let near = 0;
       line.x.forEach((v, k) => { if (Math.abs(v - x) < Math.abs(line.x[near] - x)) near = k; });

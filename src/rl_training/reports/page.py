@@ -24,10 +24,10 @@ def page(data: Mapping[str, Any], title: str) -> str:
     lead = f"{_count(len(names), 'group')} · {_count(len(envs), 'environment')} · {_count(len(runs), 'run')}"
     body = [f"<header><h1>{escape(title)}</h1><p class='lead'>{lead}</p></header>"]
     body += ["".join(f"<p class='note'>{escape(note)}</p>" for note in text.notes(data))]
-    shown = text.tables(data)
-    for section, (heading, head, rows) in zip(_sections(data), shown):
-        body.append(f"<section><h2>{escape(heading)}</h2>{_legend(section)}{_table(head, rows)}{_plots(section, data)}")
-        body.append(f"{_matrix(section)}</section>")
+    colours = {name: i for i, name in enumerate(names)}  # a group has the same one in every section
+    for section, (heading, head, rows) in zip(_sections(data), text.tables(data)):
+        top = f"<section><h2>{escape(heading)}</h2>{_legend(section, colours)}{_table(head, rows)}"
+        body.append(f"{top}{_plots(section, data, colours)}{_matrix(section)}</section>")
     body.append(f"<footer>{_EXPLAINED}</footer>")
     style = (
         _file("page.css")
@@ -63,12 +63,13 @@ def _file(name: str) -> str:
     return (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
 
 
-def _legend(section: Mapping[str, Any]) -> str:
+def _legend(section: Mapping[str, Any], colours: Mapping[str, int]) -> str:
     """Buttons that show and hide a group in all plots of the section."""
     buttons = "".join(
         f"<button type='button' class='s{i % svg.COLOURS}' data-toggle='{i}' aria-pressed='true'>"
         f"<i></i>{escape(group['name'])}</button>"
-        for i, group in enumerate(section["groups"])
+        for group in section["groups"]
+        for i in [colours[group["name"]]]
     )
     return f"<div class='legend'>{buttons}</div>"
 
@@ -86,54 +87,60 @@ def _kind(word: str) -> str:
     return "words" if word == "algorithm" else "number"
 
 
-def _plots(section: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _plots(section: Mapping[str, Any], data: Mapping[str, Any], colours: Mapping[str, int]) -> str:
     groups = section["groups"]
+    order = [colours[group["name"]] for group in groups]
     score = "normalised score" if "env_id" not in section else _NAMES.get(data["metric"], data["metric"])
     figures = []
     if "env_id" in section:
-        figures.append(_curves(groups, "curve", "steps", "environment steps", "Sample efficiency"))
-        figures.append(_curves(groups, "clock", "seconds", "wall-clock seconds", "Wall-clock time"))
-        rows = [
-            (g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], g["iqm"]["ci95"])
-            for g in groups
-        ]  # fmt: skip
-        body = svg.strips(rows, score, f"Final scores on {section['env_id']}")
+        figures.append(_curves(groups, order, "curve", "steps", "steps", "Sample efficiency"))
+        figures.append(_curves(groups, order, "clock", "seconds", "seconds", "Wall-clock time"))
+        rows = [(g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
+        body = svg.strips(rows, order, score, f"Final scores on {section['env_id']}")
         figures.append(_figure("Scores", "one dot a seed; the large dot is the IQM with its 95 % interval", body))
     else:
         rows = [(g["name"], [], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
-        body = svg.strips(rows, "IQM of normalised scores", "IQM over all environments")
+        body = svg.strips(rows, order, "IQM of normalised scores", "IQM over all environments")
         figures.append(_figure("Interquartile mean", "over all environments, with its 95 % interval", body))
-    figures.append(_profiles(section, score))
+    figures.append(_profiles(section, order, score))
     return f"<div class='plots'>{''.join(figures)}</div>"
 
 
-def _curves(groups: Sequence[Mapping[str, Any]], key: str, axis: str, x_label: str, title: str) -> str:
+def _curves(
+    groups: Sequence[Mapping[str, Any]], order: Sequence[int], key: str, axis: str, x_label: str, title: str
+) -> str:
     curves = [group[key] for group in groups]
     ys = [y for curve in curves for name in ("iqm", "low", "high") for y in curve[name] or ()]
     xs = [x for curve in curves for x in curve[axis]]
     metrics = list(dict.fromkeys(_NAMES.get(curve["metric"], curve["metric"]) for curve in curves))
     plot = svg.Plot((min(0.0, *xs), max(xs)), svg.padded(ys), x_label, " / ".join(metrics), title)
-    for index, curve in enumerate(curves):
-        plot.curve(index, curve[axis], curve["iqm"], curve["low"], curve["high"])
-    return _figure(
-        title, "IQM over seeds; the band is its 95 % interval", plot.svg("data-hover"),
-        [{"name": g["name"], "x": g[key][axis], "y": g[key]["iqm"], "low": g[key]["low"], "high": g[key]["high"]}
-         for g in groups],
-    )  # fmt: skip
+    hover = []
+    for group, index, curve in zip(groups, order, curves):
+        plot.curve(index, curve[axis], curve["iqm"], curve["low"] and [curve["low"], curve["high"]])
+        hover.append(_hover(group, index, curve[axis], curve["iqm"], curve))
+    return _figure(title, "IQM over seeds; the band is its 95 % interval", plot.svg("data-hover"), hover)
 
 
-def _profiles(section: Mapping[str, Any], x_label: str) -> str:
+def _profiles(section: Mapping[str, Any], order: Sequence[int], x_label: str) -> str:
     xs = section["thresholds"]
     title = "Performance profile"
     plot = svg.Plot((xs[0], xs[-1]), (-0.03, 1.03), f"{x_label} (at least)", "fraction of runs", title)
-    for index, group in enumerate(section["groups"]):
+    hover = []
+    for group, index in zip(section["groups"], order):
         profile = group["profile"]
-        plot.curve(index, xs, profile["fraction"], profile["low"], profile["high"])
-    return _figure(
-        title, "fraction of runs that reach a score, with 95 % intervals point by point", plot.svg("data-hover"),
-        [{"name": g["name"], "x": xs, "y": g["profile"]["fraction"], "low": g["profile"]["low"],
-          "high": g["profile"]["high"]} for g in section["groups"]],
-    )  # fmt: skip
+        fraction = profile["fraction"]
+        # A band beyond the group's own scores would only cover those of the others.
+        first, last = max(fraction.count(1.0) - 1, 0), len(fraction) - max(fraction.count(0.0) - 1, 0)
+        plot.curve(index, xs, fraction, band=[profile[name][first:last] for name in ("low", "high")], at=xs[first:last])
+        hover.append(_hover(group, index, xs, fraction, profile))
+    return _figure(title, "fraction of runs that reach a score, with 95 % intervals", plot.svg("data-hover"), hover)
+
+
+def _hover(
+    group: Mapping[str, Any], index: int, xs: Sequence[float], ys: Sequence[float], ends: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the script shows under the pointer."""
+    return {"name": group["name"], "index": index, "x": xs, "y": ys, "low": ends["low"], "high": ends["high"]}
 
 
 def _figure(title: str, caption: str, body: str, data: Sequence[Mapping[str, Any]] | None = None) -> str:

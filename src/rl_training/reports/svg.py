@@ -23,7 +23,7 @@ def colour_css(colours: Sequence[str]) -> str:
 
 PLOT_CSS = (
     ".grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--axis);stroke-width:1}"
-    ".tick,.label{fill:var(--dim);font:11px system-ui,sans-serif}.label{font-size:11.5px}"
+    ".tick,.label{fill:var(--dim);font:11.5px system-ui,sans-serif}.label{font-size:12px}"
     ".line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
     ".band{fill:var(--c);opacity:.18;stroke:none}.dot{fill:var(--c);opacity:.55}"
     ".mark{fill:var(--c);stroke:var(--page);stroke-width:1.5}.reach{stroke:var(--c);stroke-width:2.5}"
@@ -87,11 +87,15 @@ class Plot:
         low, high = self.ys
         return _TOP + (high - value) / (high - low) * (self.height - _BOTTOM - _TOP)
 
-    def curve(self, index: int, xs: Points, ys: Points, low: Points | None = None, high: Points | None = None) -> None:
-        """A line, with a band around it where there is one."""
+    def curve(
+        self, index: int, xs: Points, ys: Points, band: Sequence[Points] | None = None, at: Points | None = None
+    ) -> None:
+        """A line, with a band (low, high) around it where there is one; `at` are the band's places if not the line's."""
         body = ""
-        if low is not None and high is not None:
-            around = [*zip(xs, high), *reversed(list(zip(xs, low)))]
+        if band:
+            low, high = band
+            places = xs if at is None else at
+            around = [*zip(places, high), *reversed(list(zip(places, low)))]
             body += f'<polygon class="band" points="{self._points(around)}"/>'
         dash = _DASHES[index // COLOURS % len(_DASHES)]
         style = f' stroke-dasharray="{dash}"' if dash else ""
@@ -116,18 +120,21 @@ class Plot:
         )
 
 
-def strips(rows: Sequence[tuple[str, Points, float, Points | None]], x_label: str, title: str) -> str:
+def strips(
+    rows: Sequence[tuple[str, Points, float, Points | None]], order: Sequence[int], x_label: str, title: str
+) -> str:
     """One row for each (name, scores, centre, interval): every score a dot, the centre with its interval on top."""
-    every = [score for _, scores, _, ends in rows for score in (*scores, *(ends or ()))]
+    every = [score for _, scores, centre, ends in rows for score in (*scores, centre, *(ends or ()))]
     tall = 44
     plot = Plot(
         padded(every), (0, 1), x_label, "", title, left=16, height=_TOP + _BOTTOM + tall * len(rows), y_ticks=False
     )
-    for index, (name, scores, centre, ends) in enumerate(rows):
-        y = _TOP + tall * index + 31
+    for row, (index, (name, scores, centre, ends)) in enumerate(zip(order, rows)):
+        y = _TOP + tall * row + 31
         body = _text("name", 16, y - 17, name if len(name) <= 54 else f"{name[:52]}…", "start")
         body += "".join(
-            f'<circle class="dot" cx="{plot.x(score):.1f}" cy="{y - 4 + 8 * (i % 2)}" r="4.5"><title>{score:.6g}</title></circle>'
+            f'<circle class="dot" cx="{plot.x(score):.1f}" cy="{y - 4 + 8 * (i % 2)}" r="4.5">'
+            f"<title>{score:.6g}</title></circle>"
             for i, score in enumerate(scores)
         )
         if ends is not None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_HEAD = ["#", "algorithm", "seeds", "steps", "IQM [95 % interval]", "mean", "median", "gap", "beats next", "time"]
+_HEAD = ["#", "algorithm", "IQM [95 % interval]", "mean", "median", "gap", "beats next", "seeds", "steps", "time"]
 
 
 def number(value: float) -> str:
