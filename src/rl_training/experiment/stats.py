@@ -1,13 +1,13 @@
-"""Scores over seeds, reported as Agarwal et al. (2021, arXiv:2108.13264) advise: IQM with a stratified bootstrap interval.
+"""Scores over seeds, reported as Agarwal et al. (2021, arXiv:2108.13264) advise: IQM with a stratified bootstrap.
 
 The one place for this mathematics: summary.json, `report`, `leaderboard`, `compare` and the docs all come here.
 
-Intervals. The usual percentile bootstrap is too short for the five or ten seeds of a study: of five it covers the mean in
-83 % of cases, not 95 %. rliable has only that one and SciPy's BCa is no better with so few, so the resampling is done
-here and SciPy gives the quantiles of Student's t, in one of two ways: for order statistics (IQM, median) the percentiles
-are taken at Phi(-t) and Phi(t) instead of Phi(-1.96) and Phi(1.96), so the interval stays within the scores; for means,
-and for fewer than five seeds, the interval is estimate -/+ t x standard error. Both are corrections that Hesterberg
-(2015, The American Statistician 69) describes. docs/reports.md has the measured coverage.
+Intervals. The usual percentile bootstrap is too short for the five or ten seeds of a study: of five it covers the mean
+in 84 % of cases, not 95 %. rliable has only that one and SciPy's BCa is no better with so few, so the resampling is
+done here and SciPy gives the quantiles of Student's t, in one of two ways: for order statistics (IQM, median) the
+percentiles are taken at Phi(-t) and Phi(t) instead of Phi(-1.96) and Phi(1.96), so the interval is within the scores;
+for means, and for fewer than five seeds, the interval is estimate -/+ t x standard error. Both are after Hesterberg
+(2015, The American Statistician 69). docs/reports.md has the measured coverage.
 
 Scores are arrays [..., n]: seeds last, anything in front (the points of a curve, the studies of a simulation) at once.
 """

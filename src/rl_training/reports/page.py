@@ -173,7 +173,7 @@ def _matrix(section: Mapping[str, Any]) -> str:
             sure = " sure" if low > 0.5 else ""
             cells += (
                 f"<td class='chance{sure}' style='--p:{pair['value']:.3f}'><b>{text.percent(pair['value'])}</b>"
-                f"<small>{100 * low:.0f}–{100 * high:.0f}</small></td>"
+                f"<small>{100 * low:.0f} to {100 * high:.0f}</small></td>"
             )
         rows += f"<tr><th scope='row'>{escape(first)}</th>{cells}</tr>"
     return (

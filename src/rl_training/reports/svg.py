@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines with bands, dots with intervals. Colours are CSS classes, so light and dark need no redraw."""
+"""Plots as SVG text: lines with bands, dots with intervals. Colours are CSS classes: light and dark are one drawing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Plot:
     def curve(
         self, index: int, xs: Points, ys: Points, band: Sequence[Points] | None = None, at: Points | None = None
     ) -> None:
-        """A line, with a band (low, high) around it where there is one; `at` are the band's places if not the line's."""
+        """A line, with a band (low, high) where there is one; `at` are the band's places if not the line's."""
         body = ""
         if band:
             low, high = band
