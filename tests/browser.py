@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -51,13 +53,12 @@ class Browser:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
         # Chromium reads commands from descriptor 3 and writes answers to 4; each message ends with a null byte.
-        shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
-        command = ["/bin/sh", "-c", shell, "sh", program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command, pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        os.close(to_browser)
-        os.close(from_browser)
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser)]  # out of the way of 3 and 4
+        start = f"import os, sys; os.dup2({ends[0]}, 3); os.dup2({ends[1]}, 4); os.execv(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", start, program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        self._process = subprocess.Popen(command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (to_browser, from_browser, *ends):
+            os.close(end)
         self.events: list[dict[str, Any]] = []
         self._buffer = b""
         self._number = 0

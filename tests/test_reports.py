@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from browser import Browser, find_browser, install_browser
+from PIL import Image
 from report_runs import make_run
 
 from rl_training.cli import main
 from rl_training.experiment.stats import difference, improvement, interval, iqm
-from rl_training.reports import analysis
+from rl_training.reports import analysis, svg
 from rl_training.reports.svg import short, ticks
 
 GOOD = {0: 500.0, 1: 490.0, 2: 470.0, 3: 500.0, 4: 480.0}
@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence(cli: Any, tmp_path: Path) -> None:
     bad(cli("report", tmp_path / "empty"), "is empty", "config.yaml")
     bad(cli("report", tmp_path / "killed"), "holds no run", "config.yaml")
     bad(cli("leaderboard", tmp_path / "empty"), "is empty")
-    bad(cli("report", good, "--metric", "eval/mean_rewrad"), "eval/mean_rewrad", "'eval/mean_reward'", "train")
+    bad(cli("report", good, "--metric", "eval/mean_rewrad"), "eval/mean_rewrad", "'eval/mean_reward'", "rollout/")
     bad(cli("report", good, "--at", "10"), "up to step 10")
     bad(cli("report", good, "--bounds", "CartPole-v1"), "ENV=LOW:HIGH")
     bad(cli("report", good, "--bounds", "CartPole-v1=5:1"), "ENV=LOW:HIGH")
@@ -298,49 +298,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
     driver.close()
 
 
-def pixels(png: bytes) -> np.ndarray:
-    """The image [height, width, 3] of an 8-bit RGB or RGBA file."""
-    place, data, width, height, channels = 8, b"", 0, 0, 0
-    while place < len(png):
-        size, kind = struct.unpack(">I4s", png[place : place + 8])
-        body = png[place + 8 : place + 8 + size]
-        if kind == b"IHDR":
-            width, height = struct.unpack(">II", body[:8])
-            channels = {2: 3, 6: 4}[body[9]]
-        data += body if kind == b"IDAT" else b""
-        place += size + 12
-    rows = np.frombuffer(zlib.decompress(data), np.uint8).reshape(height, 1 + width * channels)
-    image = np.zeros((height, width, channels), np.uint8)
-    above = np.zeros((width, channels), int)
-    for y in range(height):  # the filters of the PNG specification; only None, Sub and Up can be undone by row
-        kind, line = rows[y, 0], rows[y, 1:].reshape(width, channels).astype(int)
-        if kind == 1:
-            line = np.cumsum(line, axis=0) % 256
-        elif kind == 2:
-            line = (line + above) % 256
-        elif kind in (3, 4):
-            line = _unfilter(kind, line, above)
-        above, image[y] = line, line
-    return image[..., :3]
-
-
-def _unfilter(kind: int, line: np.ndarray, above: np.ndarray) -> np.ndarray:
-    out = np.zeros_like(line)
-    left = corner = np.zeros(line.shape[1], int)
-    for x in range(len(line)):
-        up = above[x]
-        if kind == 3:
-            guess = (left + up) // 2
-        else:
-            near = [np.abs(up - corner), np.abs(left - corner), np.abs(left + up - 2 * corner)]
-            guess = np.where(
-                (near[0] <= near[1]) & (near[0] <= near[2]), left, np.where(near[1] <= near[2], up, corner)
-            )
-        out[x] = left = (line[x] + guess) % 256
-        corner = up
-    return out
-
-
 def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
     """Opened from disk, at the width of a desk and of a phone, light and dark: nothing in the console, plots drawn."""
     hostile = "<img src=x onerror=alert(1)></script>"
@@ -368,9 +325,11 @@ def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
             "Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))"
         )
         assert smallest >= 9  # readable
-        image = pixels(browser.screenshot(tmp_path / f"{width}{dark}.png"))
-        assert image.shape[:2] == (800, width)
+        image = np.array(Image.open(io.BytesIO(browser.screenshot(tmp_path / f"{width}{dark}.png"))).convert("RGB"))
+        assert image.shape[1] == width
         colours[width, dark] = image[2, 2].tolist()
+        second = [int((svg.DARK if dark else svg.LIGHT)[1][i : i + 2], 16) for i in (1, 3, 5)]
+        assert (image == second).all(-1).sum() > 500  # the lines of the second group were painted
     assert colours == {(1200, False): [255, 255, 255], (390, False): [255, 255, 255], (390, True): [15, 19, 24]}
 
 
@@ -385,11 +344,11 @@ def test_page_answers_to_the_pointer(cli: Any, browser: Browser, tmp_path: Path)
     browser.value("document.querySelector('[data-toggle=\"0\"]').click()")
     assert browser.value(hidden) == "none"
     browser.value("document.querySelector('[data-toggle=\"0\"]').click()")
-    x, y = browser.value(
-        "(() => { const b = document.querySelector('svg[data-hover]').getBoundingClientRect();"
-        " return [b.right - 16, b.top + b.height / 2]; })()"
+    browser.value(
+        "(() => { const plot = document.querySelector('svg[data-hover]'), b = plot.getBoundingClientRect();"
+        " plot.dispatchEvent(new PointerEvent('pointermove',"
+        " {clientX: b.left + b.width * 387 / 400, clientY: b.top + b.height / 2})); })()"
     )
-    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     told = browser.value("document.getElementById('tip').innerText")
     assert "dqn: 490.0 [" in told
     assert "ppo:" in told

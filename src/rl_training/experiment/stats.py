@@ -54,6 +54,7 @@ class _Bootstrap(NamedTuple):
     draws: Array  # [..., resamples]
     variance: Array  # [...], of the estimate, without the small-sample bias of the draws
     freedom: Array  # [...], degrees of freedom of that variance
+    widen: Array  # [...], how much too narrow the draws of an order statistic are
 
 
 def interval(
@@ -76,7 +77,10 @@ def difference(
     a = _bootstrap(strata_a, statistic, resamples, seed)
     b = _bootstrap(strata_b, statistic, resamples, seed + 1)  # other draws: with the same ones the spread would cancel
     freedom = _satterthwaite([(a.variance, a.freedom), (b.variance, b.freedom)])
-    both = _Bootstrap(b.estimate - a.estimate, b.draws - a.draws, a.variance + b.variance, freedom)
+    variance = a.variance + b.variance
+    shares = a.variance * a.widen**2 + b.variance * b.widen**2
+    widen = np.sqrt(np.where(variance > 0, shares / np.where(variance > 0, variance, 1.0), 1.0))
+    both = _Bootstrap(b.estimate - a.estimate, b.draws - a.draws, variance, freedom, widen)
     return both.estimate, *_ends(both, level, statistic in _MEANS)
 
 
@@ -90,14 +94,16 @@ def _bootstrap(strata: Sequence[ArrayLike], statistic: Statistic, resamples: int
     estimate = np.asarray(statistic(np.concatenate(groups, axis=-1), axis=-1), dtype=np.float64)
     draws = _resample(groups, range(len(groups)), statistic, resamples, seed)
     if len(groups) == 1:
-        n = sizes[0]
-        return _Bootstrap(estimate, draws, draws.var(-1) * n / max(n - 1, 1), np.full(estimate.shape, max(n - 1.0, 1)))
+        n, ones = sizes[0], np.ones(estimate.shape)
+        # Trimming few scores spreads the draws of an IQM by as much as n / (n - 1) would: they are wide enough.
+        return _Bootstrap(estimate, draws, draws.var(-1) * n / max(n - 1, 1), ones * max(n - 1, 1), ones)
     # The variance that each task alone brings in: its share of the correction n / (n - 1) and of the freedom.
     alone = [_resample(groups, [i], statistic, resamples // 5, seed).var(-1) for i in range(len(groups))]
     corrected = [v * n / (n - 1) for v, n in zip(alone, sizes)]
     total = np.maximum(sum(alone), np.finfo(float).tiny)
-    variance = draws.var(-1) * (sum(corrected) / total)
-    return _Bootstrap(estimate, draws, variance, _satterthwaite([(v, n - 1.0) for v, n in zip(corrected, sizes)]))
+    bias = np.where(total > np.finfo(float).tiny, sum(corrected) / total, 1.0)
+    freedom = _satterthwaite([(v, n - 1.0) for v, n in zip(corrected, sizes)])
+    return _Bootstrap(estimate, draws, draws.var(-1) * bias, freedom, np.sqrt(bias))
 
 
 def _resample(groups: list[Array], which: Sequence[int], statistic: Statistic, resamples: int, seed: int) -> Array:
@@ -136,7 +142,7 @@ def _ends(boot: _Bootstrap, level: float, linear: bool) -> tuple[Any, Any]:
     reach = t * np.sqrt(boot.variance)
     low, high = boot.estimate - reach, boot.estimate + reach
     if not linear:
-        tail = ndtr(-t)
+        tail = ndtr(-t * boot.widen)
         ordered = np.sort(boot.draws, axis=-1)
         enough = boot.freedom >= _FEWEST
         low = np.where(enough, _quantile(ordered, tail), low)
