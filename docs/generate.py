@@ -101,13 +101,15 @@ def picture(directory: Path | None = None) -> str:
             if len(row.get("curve", {}).get("step", ())) > 1:
                 panels.setdefault(row["env_id"], []).append(row)
     algos = sorted({row["algo"] for rows in panels.values() for row in rows})
-    columns, top, gap = 3, 58, 26
+    columns, gap, per_row = 3, 26, 8
+    top = 40 + 18 * -(-len(algos) // per_row)
     width, height = columns * svg.WIDTH, top + -(-len(panels) // columns) * (svg.HEIGHT + gap)
     parts = []
     for i, algo in enumerate(algos):
-        x, y = 20 + i % 9 * 130, 20 + i // 9 * 18
-        parts.append(f'<g class="s{i % svg.COLOURS}"><circle class="mark" cx="{x}" cy="{y - 4}" r="5.5"/></g>')
-        parts.append(f'<text class="name" x="{x + 10}" y="{y}">{escape(algo)}</text>')
+        x, y = 20 + i % per_row * 146, 20 + i // per_row * 18
+        stroke = f'<path class="line"{svg.dash(i)} d="M{x} {y - 4}h26"/>'
+        parts.append(f'<g class="s{i % svg.COLOURS}">{stroke}</g>')
+        parts.append(f'<text class="name" x="{x + 32}" y="{y}">{escape(algo)}</text>')
     for i, (env_id, rows) in enumerate(sorted(panels.items())):
         x, y = i % columns * svg.WIDTH, top + i // columns * (svg.HEIGHT + gap)
         parts.append(f'<text class="name" x="{x + svg.WIDTH / 2:.0f}" y="{y}" text-anchor="middle">{env_id}</text>')

@@ -116,6 +116,16 @@ def test_wall_time_leaves_out_interruptions(tmp_path: Path) -> None:
     assert group["wall_time_s"] == 10.0
 
 
+def test_clock_of_seeds_that_took_different_time(tmp_path: Path) -> None:
+    make_run(tmp_path, "fast", {0: 100.0}, speed=5000.0)
+    make_run(tmp_path, "slow", {1: 300.0}, speed=500.0)
+    (group,) = analysis.report([tmp_path])["environments"][0]["groups"]
+    clock = group["clock"]
+    assert (clock["seconds"][0], clock["seconds"][-1]) == (2.0, 10.0)
+    assert set(clock["per_seed"][0]) == {100.0}  # it had ended after one second
+    assert clock["iqm"][-1] == 200.0
+
+
 def test_run_with_one_evaluation_shows_its_training_return(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", GOOD)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -347,7 +357,7 @@ def test_page_answers_to_the_pointer(cli: Any, browser: Browser, tmp_path: Path)
     browser.value(
         "(() => { const plot = document.querySelector('svg[data-hover]'), b = plot.getBoundingClientRect();"
         " plot.dispatchEvent(new PointerEvent('pointermove',"
-        " {clientX: b.left + b.width * 387 / 400, clientY: b.top + b.height / 2})); })()"
+        " {clientX: b.left + b.width * 383.5 / 400, clientY: b.top + b.height / 2})); })()"
     )
     told = browser.value("document.getElementById('tip').innerText")
     assert "dqn: 490.0 [" in told

@@ -190,9 +190,13 @@ def _interval(strata: Sequence[Array], function: stats.Statistic) -> list[float]
 
 
 def _curve(series: Sequence[Series], axis: str) -> dict[str, Any]:
-    """IQM over the seeds with its interval, where all seeds have values; at their own places when they share them."""
+    """IQM over the seeds with its interval, where all seeds have values; at their own places when they share them.
+
+    On the clock a seed that has ended keeps its last value: seeds of equal steps need not take equal time.
+    """
     places = [getattr(one, axis) for one in series]
-    first, last = max(place[0] for place in places), min(place[-1] for place in places)
+    first = max(place[0] for place in places)
+    last = (min if axis == "steps" else max)(place[-1] for place in places)
     shared = all(len(p) == len(places[0]) and np.array_equal(p, places[0]) for p in places)
     grid = places[0] if shared and len(places[0]) <= 5 * _POINTS else np.linspace(first, max(first, last), _POINTS)
     values = np.stack([np.interp(grid, place, one.values) for place, one in zip(places, series)], axis=-1)  # [T, n]

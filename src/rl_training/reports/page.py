@@ -67,7 +67,7 @@ def _legend(section: Mapping[str, Any], colours: Mapping[str, int]) -> str:
     """Buttons that show and hide a group in all plots of the section."""
     buttons = "".join(
         f"<button type='button' class='s{i % svg.COLOURS}' data-toggle='{i}' aria-pressed='true'>"
-        f"<i></i>{escape(group['name'])}</button>"
+        f"<svg viewBox='0 0 24 8'><path class='line'{svg.dash(i)} d='M2 4h20'/></svg>{escape(group['name'])}</button>"
         for group in section["groups"]
         for i in [colours[group["name"]]]
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 400, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 16, 10, 38
 COLOURS = 8
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 Points = Sequence[float]
@@ -29,6 +29,12 @@ PLOT_CSS = (
     ".mark{fill:var(--c);stroke:var(--page);stroke-width:1.5}.reach{stroke:var(--c);stroke-width:2.5}"
     ".name{fill:var(--text);font:12px system-ui,sans-serif}"
 )
+
+
+def dash(index: int) -> str:
+    """The attribute that tells a group from the one of the same colour."""
+    pattern = _DASHES[index // COLOURS % len(_DASHES)]
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -97,9 +103,7 @@ class Plot:
             places = xs if at is None else at
             around = [*zip(places, high), *reversed(list(zip(places, low)))]
             body += f'<polygon class="band" points="{self._points(around)}"/>'
-        dash = _DASHES[index // COLOURS % len(_DASHES)]
-        style = f' stroke-dasharray="{dash}"' if dash else ""
-        body += f'<polyline class="line"{style} points="{self._points(list(zip(xs, ys)))}"/>'
+        body += f'<polyline class="line"{dash(index)} points="{self._points(list(zip(xs, ys)))}"/>'
         if len(xs) == 1:
             body += f'<circle class="mark" cx="{self.x(xs[0]):.1f}" cy="{self.y(ys[0]):.1f}" r="4"/>'
         self.series(index, body)
