@@ -15,6 +15,7 @@ Scores are arrays [..., n]: seeds last, anything in front (the points of a curve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +158,7 @@ def _quantile(ordered: Array, p: Array) -> Array:
     above = np.minimum(below + 1, ordered.shape[-1] - 1)
     low = np.take_along_axis(ordered, below[..., None], -1)[..., 0]
     high = np.take_along_axis(ordered, above[..., None], -1)[..., 0]
-    return low + (position - below) * (high - low)
+    return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
 
 
 # --- fractions: probability of improvement, performance profiles ------------------------------------------------------
@@ -179,7 +180,7 @@ def improvement(
         above = np.sign(b[..., :, None] - a[..., None, :])  # [..., n_b, n_a]
         parts.append((np.asarray((1 + above.mean((-1, -2))) / 2), a.shape[-1], b.shape[-1]))
     z = _normal_quantile(level)
-    return _average([_solve(p, lambda q, m=m, n=n: _newcombe_variance(q, m, n), z) for p, m, n in parts])
+    return _average([_solve(p, partial(_newcombe_variance, m=m, n=n), z) for p, m, n in parts])
 
 
 def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike, *, level: float = LEVEL) -> tuple[Any, Any, Any]:
@@ -193,8 +194,12 @@ def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike, *, level: float 
         values = np.asarray(scores, dtype=np.float64)
         n = values.shape[-1]
         fraction = (values[..., None, :] >= np.asarray(thresholds, dtype=np.float64)[:, None]).mean(-1)  # [..., T]
-        parts.append(_solve(fraction, lambda q, n=n: q * (1 - q) / n, z))
+        parts.append(_solve(fraction, partial(_binomial_variance, n=n), z))
     return _average(parts)
+
+
+def _binomial_variance(theta: Array, n: int) -> Array:
+    return theta * (1 - theta) / n
 
 
 def _newcombe_variance(theta: Array, m: int, n: int) -> Array:
