@@ -3,8 +3,8 @@
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 when a file is not up to date
 
-Sources: the registry (algorithms), results/*.json and the ledger (results), TrainConfig and each Hyper (configuration),
-sourcebook.yaml and the registry (sourcebook).
+Sources: the registry (algorithms), results/*.json and the ledger (results, learning_curves.svg), TrainConfig and each
+Hyper (configuration), sourcebook.yaml and the registry (sourcebook).
 A test holds the files to it, so a table can neither go stale nor claim a number that no committed file has.
 """
 
@@ -14,15 +14,19 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from pydantic import BaseModel
 
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.stats import interval
 from rl_training.experiment.verify import ledger, results
+from rl_training.reports import svg
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,6 +73,9 @@ def measured(directory: Path | None = None) -> str:
 def _result(row: dict[str, Any]) -> list[str]:
     final = row["final_eval"]
     low, high = final["ci95"]
+    scores = [seed["mean_return"] for seed in final.get("per_seed", ())]
+    if len(scores) > 1:  # by the method of today, whichever wrote the file
+        low, high = interval([scores])
     return [
         f"`{row['algo']}`",
         row["env_id"],
@@ -90,6 +97,54 @@ def _not_run(entry: Any) -> list[str]:
 
 def _bar(threshold: float, at_most: bool) -> str:
     return f"at most {threshold:g}" if at_most else f"{threshold:g}"
+
+
+def picture(directory: Path | None = None) -> str:
+    """Learning curves of all committed results: one panel for each environment. Bands where the file has every seed."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for rows in results(directory or ROOT / "results").values():
+        for row in rows:
+            if len(row.get("curve", {}).get("step", ())) > 1:
+                panels.setdefault(row["env_id"], []).append(row)
+    algos = sorted({row["algo"] for rows in panels.values() for row in rows})
+    columns, gap, per_row = 3, 26, 8
+    top = 40 + 18 * -(-len(algos) // per_row)
+    width, height = columns * svg.WIDTH, top + -(-len(panels) // columns) * (svg.HEIGHT + gap)
+    parts = []
+    for i, algo in enumerate(algos):
+        x, y = 20 + i % per_row * 146, 20 + i // per_row * 18
+        stroke = f'<path class="line"{svg.dash(i)} d="M{x} {y - 4}h26"/>'
+        parts.append(f'<g class="s{i % svg.COLOURS}">{stroke}</g>')
+        parts.append(f'<text class="name" x="{x + 32}" y="{y}">{escape(algo)}</text>')
+    for i, (env_id, rows) in enumerate(sorted(panels.items())):
+        x, y = i % columns * svg.WIDTH, top + i // columns * (svg.HEIGHT + gap)
+        parts.append(f'<text class="name" x="{x + svg.WIDTH / 2:.0f}" y="{y}" text-anchor="middle">{env_id}</text>')
+        parts.append(_panel(env_id, rows, algos, f'x="{x}" y="{y + 4}" width="{svg.WIDTH}" height="{svg.HEIGHT}"'))
+    light = ":root{--grid:#e7eaee;--axis:#9aa4af;--dim:#59636e;--text:#1b1f24;--page:#fff}"
+    dark = ":root{--grid:#262d36;--axis:#5d6875;--dim:#9aa5b1;--text:#e6e9ed;--page:#0f1318}"
+    style = f"{light}{svg.colour_css(svg.LIGHT)}{svg.PLOT_CSS}"
+    style += f"@media (prefers-color-scheme:dark){{{dark}{svg.colour_css(svg.DARK)}}}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f"<title>Learning curves of the committed results</title><style>{style}</style>\n"
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str], place: str) -> str:
+    curves = []
+    for row in rows:
+        curve = row["curve"]
+        seeds = np.array(list(curve.get("per_seed", {}).values()), dtype=float)  # [n, T]
+        whole = len(seeds) > 1 and seeds.shape[1] == len(curve["step"])
+        band = [ends.tolist() for ends in interval([seeds.T], np.mean, resamples=2000)] if whole else None
+        curves.append((algos.index(row["algo"]), curve["step"], curve["mean_return"], band))
+    ys = [y for _, _, line, band in curves for y in (*line, *(value for ends in band or () for value in ends))]
+    plot = svg.Plot((0, max(steps[-1] for _, steps, _, _ in curves)), svg.padded(ys), "steps", "mean return", env_id)
+    for index, steps, line, band in curves:
+        plot.curve(index, steps, line, band)
+    return plot.svg(place)
 
 
 def train_fields() -> str:
@@ -174,8 +229,13 @@ BLOCKS = {
 }
 
 
+PICTURES = {"docs/learning_curves.svg": picture}
+
+
 def generated(path: str) -> str:
     """The text that the file should have."""
+    if path in PICTURES:
+        return PICTURES[path]()
     text = (ROOT / path).read_text(encoding="utf-8")
     for name, make in BLOCKS[path].items():
         start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
@@ -186,8 +246,12 @@ def generated(path: str) -> str:
     return text
 
 
+def _text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
+
+
 def main(arguments: Sequence[str]) -> int:
-    stale = [path for path in BLOCKS if (ROOT / path).read_text(encoding="utf-8") != generated(path)]
+    stale = [path for path in (*BLOCKS, *PICTURES) if _text(path) != generated(path)]
     for path in stale:
         if "--check" not in arguments:
             (ROOT / path).write_text(generated(path), encoding="utf-8")

@@ -61,7 +61,21 @@ def test_help_answers_at_once():
         # Processor time: the wait on an idle machine, whatever else runs beside the tests.
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5, times
-    for name in ("train", "eval", "resume", "predict", "config", "list", "verify", "doctor", "dataset"):
+    for name in (
+        "train",
+        "eval",
+        "resume",
+        "predict",
+        "config",
+        "list",
+        "verify",
+        "doctor",
+        "dataset",
+        "report",
+        "leaderboard",
+        "compare",
+        "export",
+    ):
         assert f"  {name} " in done.stdout
 
 

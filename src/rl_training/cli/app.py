@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.boundary import EPILOG, interruptible
+from rl_training.cli.compare import compare
 from rl_training.cli.config import config
 from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
@@ -15,6 +16,7 @@ from rl_training.cli.evaluate import evaluate
 from rl_training.cli.export import export
 from rl_training.cli.listing import list_algorithms
 from rl_training.cli.predict import predict
+from rl_training.cli.report import leaderboard, report
 from rl_training.cli.resume import resume
 from rl_training.cli.train import train
 from rl_training.cli.verify import verify
@@ -53,6 +55,9 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "resume": (resume, "Continue a run as if it had never stopped."),
     "predict": (predict, "Print the action for an observation."),
     "export": (export, "Write the policy as an ONNX file."),
+    "report": (report, "Scores of runs, with intervals and plots."),
+    "leaderboard": (leaderboard, "Rank the runs below a directory."),
+    "compare": (compare, "Is run B worse than run A? (exit status 1)"),
     "config": (config, "Show a complete configuration."),
     "list": (list_algorithms, "Show the algorithms."),
     "verify": (verify, "Compare a score with its published bar."),

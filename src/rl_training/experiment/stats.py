@@ -1,15 +1,32 @@
-"""Scores over seeds, reported as Agarwal et al. (2021, arXiv:2108.13264) advise: IQM with a bootstrap interval."""
+"""Scores over seeds, reported as Agarwal et al. (2021, arXiv:2108.13264) advise: IQM with a stratified bootstrap.
+
+The one place for this mathematics: summary.json, `report`, `leaderboard`, `compare` and the docs all come here.
+
+Intervals. The usual percentile bootstrap is too short for the five or ten seeds of a study: of five it covers the mean
+in 84 % of cases, not 95 %. rliable has only that one and SciPy's BCa is no better with so few, so the resampling is
+done here and SciPy gives the quantiles of Student's t, in one of two ways: for order statistics (IQM, median) the
+percentiles are taken at Phi(-t) and Phi(t) instead of Phi(-1.96) and Phi(1.96), so the interval is within the scores;
+for means, and for fewer than five seeds, the interval is estimate -/+ t x standard error. Both are after Hesterberg
+(2015, The American Statistician 69). docs/reports.md has the measured coverage.
+
+Scores are arrays [..., n]: seeds last, anything in front (the points of a curve, the studies of a simulation) at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Statistic = Callable[..., Any]
+LEVEL = 0.95
+RESAMPLES = 5000
 _BLOCK = 1 << 21  # resampled values in memory at once
+_FEWEST = 4  # degrees of freedom: the range of four scores holds their median in 87.5 % of cases only, of five in 94 %
 
 
 def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
@@ -24,47 +41,215 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
     return values.take(np.arange(n // 4, n - n // 4), axis=axis).mean(axis=axis)
 
 
-def bootstrap_interval(
-    strata: Sequence[ArrayLike],
-    statistic: Callable[..., Any] = iqm,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Stratified percentile bootstrap of `statistic` over all scores.
+def optimality_gap(scores: ArrayLike, axis: int | None = None) -> Any:
+    """How far normalised scores are below 1 on average; what is above counts as 1."""
+    return np.maximum(1.0 - np.asarray(scores, dtype=np.float64), 0.0).mean(axis=axis)
 
-    A stratum is the scores of one task; each is resampled on its own, so that every resample has the same tasks.
-    The generator is seeded: the same scores always give the same interval.
+
+STATISTICS: dict[str, Statistic] = {"mean": np.mean, "median": np.median, "iqm": iqm, "optimality_gap": optimality_gap}
+_MEANS = (np.mean, optimality_gap)  # linear in the scores: Student's t is the better approximation
+
+
+class _Bootstrap(NamedTuple):
+    estimate: Array  # [...]
+    draws: Array  # [..., resamples]
+    variance: Array  # [...], of the estimate, without the small-sample bias of the draws
+    freedom: Array  # [...], degrees of freedom of that variance
+    widen: Array  # [...], how much too narrow the draws of an order statistic are
+
+
+def interval(
+    strata: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL, resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Low and high end [...] of the statistic over all scores. A stratum [..., n_i] is the scores of one task.
+
+    Each stratum is resampled on its own, so that every resample has the same tasks. The generator is seeded: the same
+    scores always give the same interval.
     """
-    groups = [np.asarray(group, dtype=np.float64).reshape(-1) for group in strata]
-    total = sum(map(len, groups))
-    if total == 0:
-        raise ValueError("a bootstrap needs at least one score")
+    return _ends(_bootstrap(strata, statistic, resamples, seed), level, statistic in _MEANS)
+
+
+def difference(
+    strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL,
+    resamples: int = RESAMPLES, seed: int = 0,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """statistic(B) - statistic(A) of two independent sets of runs: estimate, low and high end [...]."""
+    a = _bootstrap(strata_a, statistic, resamples, seed)
+    b = _bootstrap(strata_b, statistic, resamples, seed + 1)  # other draws: with the same ones the spread would cancel
+    freedom = _satterthwaite([(a.variance, a.freedom), (b.variance, b.freedom)])
+    variance = a.variance + b.variance
+    shares = a.variance * a.widen**2 + b.variance * b.widen**2
+    widen = np.sqrt(np.where(variance > 0, shares / np.where(variance > 0, variance, 1.0), 1.0))
+    both = _Bootstrap(b.estimate - a.estimate, b.draws - a.draws, variance, freedom, widen)
+    return both.estimate, *_ends(both, level, statistic in _MEANS)
+
+
+def _bootstrap(strata: Sequence[ArrayLike], statistic: Statistic, resamples: int, seed: int) -> _Bootstrap:
+    groups = [np.asarray(group, dtype=np.float64) for group in strata]
+    sizes = [group.shape[-1] for group in groups]
+    if not groups or 0 in sizes:
+        raise ValueError("every task needs at least one score")
+    if len(groups) > 1 and 1 in sizes:
+        raise ValueError("an interval over several tasks needs at least two scores of each")
+    estimate = np.asarray(statistic(np.concatenate(groups, axis=-1), axis=-1), dtype=np.float64)
+    draws = _resample(groups, range(len(groups)), statistic, resamples, seed)
+    if len(groups) == 1:
+        n, ones = sizes[0], np.ones(estimate.shape)
+        # Trimming few scores spreads the draws of an IQM by as much as n / (n - 1) would: they are wide enough.
+        return _Bootstrap(estimate, draws, draws.var(-1) * n / max(n - 1, 1), ones * max(n - 1, 1), ones)
+    # The variance that each task alone brings in: its share of the correction n / (n - 1) and of the freedom.
+    alone = [_resample(groups, [i], statistic, resamples // 5, seed).var(-1) for i in range(len(groups))]
+    corrected = [v * n / (n - 1) for v, n in zip(alone, sizes)]
+    total = np.maximum(sum(alone), np.finfo(float).tiny)
+    bias = np.where(total > np.finfo(float).tiny, sum(corrected) / total, 1.0)
+    freedom = _satterthwaite([(v, n - 1.0) for v, n in zip(corrected, sizes)])
+    return _Bootstrap(estimate, draws, draws.var(-1) * bias, freedom, np.sqrt(bias))
+
+
+def _resample(groups: list[Array], which: Sequence[int], statistic: Statistic, resamples: int, seed: int) -> Array:
+    """The statistic of `resamples` resamples [..., resamples]; strata that are not in `which` stay as they are."""
     rng = np.random.default_rng(seed)
-    estimates: list[Array] = []
-    left = resamples
-    while left:
-        rows = min(left, max(1, _BLOCK // total))
-        samples = [group[rng.integers(0, len(group), (rows, len(group)))] for group in groups if len(group)]
-        estimates.append(np.asarray(statistic(np.concatenate(samples, axis=1), axis=1)))  # [rows]
-        left -= rows
-    tail = (1 - level) / 2
-    low, high = np.quantile(np.concatenate(estimates), [tail, 1 - tail])
-    return float(low), float(high)
+    values = sum(group.size for group in groups)
+    estimates = []
+    for rows in _blocks(resamples, max(1, _BLOCK // values)):
+        parts = []
+        for i, group in enumerate(groups):
+            n = group.shape[-1]
+            chosen = rng.integers(0, n, (rows, n)) if i in which else np.broadcast_to(np.arange(n), (rows, n))
+            parts.append(group[..., chosen])  # [..., rows, n]
+        estimates.append(np.asarray(statistic(np.concatenate(parts, axis=-1), axis=-1)))
+    return np.concatenate(estimates, axis=-1)
+
+
+def _blocks(total: int, size: int) -> Iterator[int]:
+    while total > 0:
+        yield min(total, size)
+        total -= size
+
+
+def _satterthwaite(parts: Sequence[tuple[Any, Any]]) -> Array:
+    """Degrees of freedom of a sum of independent variances (Welch-Satterthwaite)."""
+    total = sum(variance for variance, _ in parts)
+    spread = sum(variance**2 / freedom for variance, freedom in parts)
+    fewest = np.min([np.min(freedom) for _, freedom in parts])
+    return np.asarray(np.where(spread > 0, total**2 / np.where(spread > 0, spread, 1.0), fewest))
+
+
+def _ends(boot: _Bootstrap, level: float, linear: bool) -> tuple[Any, Any]:
+    from scipy.special import ndtr, stdtrit
+
+    t = stdtrit(boot.freedom, (1 + level) / 2)
+    reach = t * np.sqrt(boot.variance)
+    low, high = boot.estimate - reach, boot.estimate + reach
+    if not linear:
+        tail = ndtr(-t * boot.widen)
+        ordered = np.sort(boot.draws, axis=-1)
+        enough = boot.freedom >= _FEWEST
+        low = np.where(enough, _quantile(ordered, tail), low)
+        high = np.where(enough, _quantile(ordered, 1 - tail), high)
+    return low[()], high[()]
+
+
+def _quantile(ordered: Array, p: Array) -> Array:
+    """NumPy's linear quantile, with one probability for each row."""
+    position = p * (ordered.shape[-1] - 1)
+    below = np.floor(position).astype(np.intp)
+    above = np.minimum(below + 1, ordered.shape[-1] - 1)
+    low = np.take_along_axis(ordered, below[..., None], -1)[..., 0]
+    high = np.take_along_axis(ordered, above[..., None], -1)[..., 0]
+    return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
+
+
+# --- fractions: probability of improvement, performance profiles ------------------------------------------------------
+
+
+def improvement(
+    strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], *, level: float = LEVEL
+) -> tuple[Any, Any, Any]:
+    """P(a run of B beats a run of A), ties counting half, as the mean over tasks: estimate, low and high end [...].
+
+    The interval is Newcombe's (2006, Statistics in Medicine 25, method 5): it solves for the probabilities that the
+    estimate does not contradict. A bootstrap would have no width at all when every run of B beats every run of A.
+    """
+    if len(strata_a) != len(strata_b):
+        raise ValueError("A and B must have the same tasks")
+    parts = []
+    for scores_a, scores_b in zip(strata_a, strata_b):
+        a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
+        above = np.sign(b[..., :, None] - a[..., None, :])  # [..., n_b, n_a]
+        parts.append((np.asarray((1 + above.mean((-1, -2))) / 2), a.shape[-1], b.shape[-1]))
+    z = _normal_quantile(level)
+    return _average([_solve(p, partial(_newcombe_variance, m=m, n=n), z) for p, m, n in parts])
+
+
+def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike, *, level: float = LEVEL) -> tuple[Any, Any, Any]:
+    """Performance profile: the fraction of runs that reach each threshold [T], as the mean over tasks, with its ends.
+
+    The interval is Wilson's, point by point: that of a fraction which may be 0 or 1.
+    """
+    z = _normal_quantile(level)
+    parts = []
+    for scores in strata:
+        values = np.asarray(scores, dtype=np.float64)
+        n = values.shape[-1]
+        fraction = (values[..., None, :] >= np.asarray(thresholds, dtype=np.float64)[:, None]).mean(-1)  # [..., T]
+        parts.append(_solve(fraction, partial(_binomial_variance, n=n), z))
+    return _average(parts)
+
+
+def _binomial_variance(theta: Array, n: int) -> Array:
+    return theta * (1 - theta) / n
+
+
+def _newcombe_variance(theta: Array, m: int, n: int) -> Array:
+    half = (m + n) / 2 - 1
+    return theta * (1 - theta) * (1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)) / (m * n)
+
+
+def _normal_quantile(level: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _solve(estimate: Array, variance: Callable[[Array], Array], z: float) -> tuple[Array, Array, Array]:
+    """The estimate and the range of values v with |v - estimate| <= z sqrt(variance(v)), by bisection."""
+    ends = []
+    for far in (0.0, 1.0):
+        inside, outside = np.array(estimate, dtype=np.float64), np.full_like(estimate, far)
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            fits = np.abs(middle - estimate) <= z * np.sqrt(np.maximum(variance(middle), 0.0))
+            inside, outside = np.where(fits, middle, inside), np.where(fits, outside, middle)
+        ends.append(inside)
+    return estimate, ends[0], ends[1]
+
+
+def _average(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Any, Any, Any]:
+    """Mean of independent estimates; their intervals are combined as in Zou and Donner (2008)."""
+    estimates, lows, highs = (np.stack(values) for values in zip(*parts))
+    mean, k = estimates.mean(0), len(parts)
+    low = mean - np.sqrt(((estimates - lows) ** 2).sum(0)) / k
+    high = mean + np.sqrt(((highs - estimates) ** 2).sum(0)) / k
+    return mean[()], low[()], high[()]
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
 
 
 def summarise(per_seed_scores: Sequence[Sequence[float]]) -> dict[str, Any]:
     """`mean`, `iqm` and `ci95`, the interval of the IQM.
 
-    The unit is the seed: with several seeds, IQM and bootstrap are over the seeds' mean scores, because episodes of one
+    The unit is the seed: with several seeds, IQM and interval are over the seeds' mean scores, because episodes of one
     agent say nothing about the next agent. With one seed they are over its episodes: luck within that agent only.
     """
     if not per_seed_scores or any(len(scores) == 0 for scores in per_seed_scores):
         raise ValueError("every seed needs at least one score")
     means = [float(np.mean(scores)) for scores in per_seed_scores]
     units = means if len(means) > 1 else list(per_seed_scores[0])
-    return {"mean": float(np.mean(means)), "iqm": float(iqm(units)), "ci95": list(bootstrap_interval([units]))}
+    low, high = interval([units])
+    return {"mean": float(np.mean(means)), "iqm": float(iqm(units)), "ci95": [float(low), float(high)]}
 
 
 def eval_summary(

@@ -102,9 +102,13 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
 
     final = trained.final_eval
     score = float(final[entry.statistic])
-    curve: dict[str, list[Any]] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
+    curve: dict[str, Any] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
+    per_seed: dict[str, list[float]] = {}
     for row in read_metrics(trained.run_dir):
         single = len(config.all_seeds) == 1
+        if "eval/mean_reward" in row and (single or "seed" in row):
+            seed = row.get("seed", config.all_seeds[0])
+            per_seed.setdefault(str(seed), []).append(round(row["eval/mean_reward"], 4))
         if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
             curve["step"].append(row["step"])
             curve["mean_return"].append(row["eval/mean_reward"])
@@ -124,7 +128,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "score": score,
         "passed": trained.status == "completed" and entry.passes(score),
         "final_eval": final,
-        "curve": curve,
+        "curve": {**curve, "per_seed": per_seed},
         "env_steps": trained.summary["env_steps"],
         "wall_time_s": trained.summary["wall_time_s"],
         "device": trained.summary["device"].split(":")[0],

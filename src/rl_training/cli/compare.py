@@ -1,0 +1,59 @@
+"""`rl-training compare`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import lines, print_json
+from rl_training.cli.report import At, Bounds, Metric, Normalize, Partial, read_options
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="The run to hold to: a run directory or a directory of runs.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The new run.")],
+    metric: Metric = None,
+    statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="iqm, mean or median.")] = "iqm",
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", metavar="X", min=0.0, help="How much worse B may be, in units of the score.")
+    ] = 0.0,
+    at: At = None,
+    normalize: Normalize = False,
+    bounds: Bounds = None,
+    partial: Partial = False,
+    as_json: o.Json = False,
+) -> None:
+    """Compare B with A; exit status 1 when B is significantly worse.
+
+    Significantly: the whole 95 % interval of the difference is below minus the tolerance.
+    """
+    from rl_training.reports import analysis
+    from rl_training.reports.text import percent, ranged
+
+    options = read_options(
+        {"metric": metric, "at": at, "normalize": normalize, "bounds": bounds, "partial": partial}
+    )  # fmt: skip
+    result = analysis.compare(a, b, statistic=statistic, tolerance=tolerance, **options)
+    if as_json:
+        print_json(result)
+    else:
+        rows = [
+            *(
+                (side.upper(), f"{result[side]['name']}, {_seeds(result[side])}: {ranged(result[side])}")
+                for side in "ab"
+            ),
+            ("B - A", ranged(result["difference"])),
+            ("P(B beats A)", ranged(result["improvement"], percent)),
+            ("verdict", f"B is {result['verdict']}"),
+        ]
+        print(f"{statistic} of {result['metric']} on {', '.join(result['environments'])}")
+        print(lines(rows))
+    if result["verdict"] == "worse":
+        raise typer.Exit(1)
+
+
+def _seeds(side: dict[str, dict[str, list[int]]]) -> str:
+    count = sum(map(len, side["seeds"].values()))
+    return f"{count} seeds"

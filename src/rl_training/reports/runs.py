@@ -1,0 +1,250 @@
+"""Run directories as a report reads them: what was trained, with which settings, and every seed's curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.experiment.config import read_config
+from rl_training.experiment.metrics import FILE, read_metrics
+from rl_training.experiment.run_dir import read_status
+from rl_training.experiment.stats import Array
+
+METRIC = "eval/mean_reward"
+TRAINING = "rollout/ep_rew_mean"  # the curve of a run that was evaluated only at its end
+_CONFIG = "config.yaml"
+_FINISHED = ("completed", "stopped")
+_DEEPEST = 4  # levels below the given directory where runs are looked for
+# Settings that do not change what is learned: runs that differ in nothing else are one group.
+_UNIMPORTANT = {
+    "algo", "env_id", "seed", "seeds", "output_dir", "device", "execution", "vectorization", "eval_episodes",
+    "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_at_return", "tags",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one seed, in the order of its steps."""
+
+    steps: Array
+    seconds: Array  # since the start, without the time between an interruption and its resume
+    values: Array
+
+    def until(self, step: int | None) -> Series:
+        kept = slice(None) if step is None else self.steps <= step
+        return Series(self.steps[kept], self.seconds[kept], self.values[kept])
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    algo: str
+    env_id: str
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any]  # flat: "learning_rate" -> 1e-3
+    records: Sequence[Mapping[str, Any]]
+
+    @property
+    def metrics(self) -> set[str]:
+        return {key for record in self.records for key in record} - {"step", "time", "seed"}
+
+    def series(self, metric: str) -> dict[int, Series]:
+        """By seed; seeds that never logged the metric are left out."""
+        clock = _clock(self.records)
+        found: dict[int, list[tuple[float, float]]] = {}
+        for record in self.records:
+            value = record.get(metric)
+            if isinstance(value, int | float) and math.isfinite(value):
+                if "seed" in record:
+                    found.setdefault(record["seed"], []).append((record["step"], value))
+                elif len(self.seeds) == 1:  # in a study, a line without a seed is about all of them
+                    found.setdefault(self.seeds[0], []).append((record["step"], value))
+        out = {}
+        for seed, points in found.items():
+            steps, values = np.array(points, dtype=np.float64).T
+            out[seed] = Series(steps, np.interp(steps, *clock), values)
+        return out
+
+
+def load_runs(
+    paths: Iterable[str | Path], *, partial: bool = False, warn: Callable[[str], None] = lambda message: None
+) -> list[Run]:
+    """The runs at, or below, each path.
+
+    A run that did not end is refused where it was named, and skipped with a warning where it was found in a directory;
+    `partial` takes it as far as it got.
+    """
+    found: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        named = (path / _CONFIG).is_file()
+        for directory in [path] if named else _below(path):
+            status = read_status(directory)
+            if status not in _FINISHED and not partial:
+                problem = _unfinished(directory, status)
+                if named:
+                    raise UserError(f"{problem}, or add --partial to take it as far as it got")
+                warn(f"skipped: {problem}")
+                continue
+            found.setdefault(directory.resolve(), _read(directory))
+    if not found:
+        raise UserError("there is no finished run to report on; --partial takes unfinished ones as far as they got")
+    return list(found.values())
+
+
+def _below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise UserError(f"{path} is {'not a directory' if path.exists() else 'not there'}; give run directories")
+    found = []
+    for folder, names, files in os.walk(path):
+        if _CONFIG in files:
+            found.append(Path(folder))
+            names.clear()
+        elif len(Path(folder).relative_to(path).parts) >= _DEEPEST:
+            names.clear()
+        names.sort()
+    if not found:
+        empty = next(path.iterdir(), None) is None
+        raise UserError(f"{path} {'is empty' if empty else 'holds no run'}: a run directory has a {_CONFIG}")
+    return found
+
+
+def _unfinished(path: Path, status: str | None) -> str:
+    state = "its status cannot be read" if status is None else f"its status is '{status}'"
+    return f"{path} is a half-written run ({state}); finish it with `rl-training resume --run {path}`"
+
+
+def _read(path: Path) -> Run:
+    config = read_config(path / _CONFIG)
+    algo, env_id = config.get("algo"), config.get("env_id")
+    seeds = config.get("seeds") or [config.get("seed", 0)]
+    whole = isinstance(seeds, list | tuple) and all(isinstance(seed, int) for seed in seeds)
+    if not (isinstance(algo, str) and isinstance(env_id, str) and whole):
+        raise UserError(f"{path / _CONFIG} is damaged: it does not say algo, env_id and seeds")
+    if not (path / FILE).is_file():
+        raise UserError(f"{path} is a half-written run: it has no {FILE}")
+    records = read_metrics(path)
+    for number, record in enumerate(records, start=1):
+        if not all(isinstance(record.get(key), int | float) for key in ("step", "time")):
+            raise UserError(f"{path / FILE} is damaged: line {number} has no step and time")
+    settings = {key: value for key, value in config.items() if key not in _UNIMPORTANT}
+    return Run(path, algo, env_id, tuple(seeds), dict(_flat(settings)), records)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Settings by their shortest name: those of the algorithm stand for themselves."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, "" if name == "algo_kwargs" else f"{name}.")
+        else:
+            yield name, json.dumps(value, default=str)
+
+
+def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Seconds of training against steps. The logged speed knows about interruptions; the time of day does not."""
+    known = {0.0: 0.0}
+    for record in records:
+        speed = record.get("time/fps")
+        if isinstance(speed, int | float) and speed > 0:
+            known[float(record["step"])] = record["step"] / speed
+    if len(known) == 1 and records:
+        start = records[0]["time"]
+        known = {float(record["step"]): record["time"] - start for record in records}
+    steps = sorted(known)
+    return steps or [0.0], [known[step] for step in steps] or [0.0]
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one algorithm, with the same settings, on one environment: every seed is one score."""
+
+    name: str  # the algorithm, and the settings that tell it from the other groups
+    algo: str
+    env_id: str
+    runs: tuple[Path, ...]
+    series: Mapping[int, Series]  # by seed
+    curves: Mapping[int, Series]  # the same, or the training return where the metric has no curve
+    curve_metric: str
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(self.series)
+
+    @property
+    def scores(self) -> Array:
+        """The last value of each seed."""
+        return np.array([self.series[seed].values[-1] for seed in self.seeds])
+
+    @property
+    def steps(self) -> int:
+        return int(max(series.steps[-1] for series in self.series.values()))
+
+    @property
+    def seconds(self) -> float:
+        """Of the longest run. The seeds of a study are trained together and share its clock."""
+        return float(max(series.seconds[-1] for series in self.series.values()))
+
+
+def group_runs(
+    runs: Sequence[Run], metric: str = METRIC, *, at: int | None = None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> list[Group]:  # fmt: skip
+    """Pool runs that differ only in their seeds. Of a seed that was run twice, the later run counts."""
+    known = set().union(*(run.metrics for run in runs))
+    if metric not in known:
+        raise UserError(f"unknown metric '{metric}'.{did_you_mean(metric, known)} The runs log: {_list(known)}")
+    pools: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.algo, run.env_id)):
+        pools.setdefault((run.algo, run.env_id), []).append(run)
+    groups = []
+    for (algo, env_id), pool in pools.items():
+        keys = {key for run in pool for key in run.settings}
+        differing = sorted(key for key in keys if len({run.settings.get(key) for run in pool}) > 1)
+        by_settings: dict[tuple[Any, ...], list[Run]] = {}
+        for run in pool:
+            by_settings.setdefault(tuple(run.settings.get(key) for key in differing), []).append(run)
+        for values, members in by_settings.items():
+            what = ", ".join(f"{key}={value}" for key, value in zip(differing, values) if value is not None)
+            groups.append(_pool(f"{algo} ({what})" if what else algo, algo, env_id, members, metric, at, warn))
+    return groups
+
+
+def _pool(
+    name: str, algo: str, env_id: str, runs: Sequence[Run], metric: str, at: int | None, warn: Callable[[str], None]
+) -> Group:
+    series: dict[int, Series] = {}
+    training: dict[int, Series] = {}
+    origin: dict[int, Path] = {}
+    for run in sorted(runs, key=lambda run: min((record["time"] for record in run.records), default=0.0)):
+        found = {seed: values.until(at) for seed, values in run.series(metric).items()}
+        missing = [seed for seed in run.seeds if seed not in found or not len(found[seed].values)]
+        if missing:
+            late = f" up to step {at:,}" if at is not None and metric in run.metrics else ""
+            raise UserError(f"{run.path} is a half-written run: seed {missing[0]} has no '{metric}'{late} yet")
+        for seed in run.seeds:
+            if seed in origin:
+                warn(f"seed {seed} of {name} on {env_id} was run twice: {run.path} counts, {origin[seed]} does not")
+            origin[seed] = run.path
+        series |= found
+        training |= {seed: values.until(at) for seed, values in run.series(TRAINING).items()}
+    short = metric == METRIC and min(len(one.values) for one in series.values()) < 2
+    usable = set(training) == set(series) and min(len(one.values) for one in training.values()) > 1
+    curves, curve_metric = (training, TRAINING) if short and usable else (series, metric)
+    kept = tuple(dict.fromkeys(origin[seed] for seed in sorted(origin)))
+    return Group(name, algo, env_id, kept, series, curves, curve_metric)
+
+
+def _list(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:12]) + (f" and {len(ordered) - 12} more" if len(ordered) > 12 else "")

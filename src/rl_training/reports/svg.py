@@ -1,0 +1,165 @@
+"""Plots as SVG text: lines with bands, dots with intervals. Colours are CSS classes: light and dark are one drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 400, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 16, 10, 38
+COLOURS = 8
+_DASHES = ("", "6 3", "2 3", "8 3 2 3")
+Points = Sequence[float]
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart; lighter ones for dark pages.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#a67c00", "#2f9fd8", "#7a4fb5", "#5b6470")
+DARK = ("#56b4e9", "#ff8c42", "#2bc79a", "#e58fc6", "#e6c229", "#9ad4ff", "#b79cff", "#b0bac5")
+
+
+def colour_css(colours: Sequence[str]) -> str:
+    return "".join(f".s{i}{{--c:{colour}}}" for i, colour in enumerate(colours))
+
+
+PLOT_CSS = (
+    ".grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--axis);stroke-width:1}"
+    ".tick,.label{fill:var(--dim);font:11.5px system-ui,sans-serif}.label{font-size:12px}"
+    ".line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
+    ".band{fill:var(--c);opacity:.18;stroke:none}.dot{fill:var(--c);opacity:.55}"
+    ".mark{fill:var(--c);stroke:var(--page);stroke-width:1.5}.reach{stroke:var(--c);stroke-width:2.5}"
+    ".name{fill:var(--text);font:12px system-ui,sans-serif}"
+)
+
+
+def dash(index: int) -> str:
+    """The attribute that tells a group from the one of the same colour."""
+    pattern = _DASHES[index // COLOURS % len(_DASHES)]
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) within the range."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value: float) -> str:
+    """A number on an axis: 50k, 1.5M, 0.25."""
+    size = abs(value)
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit * 0.9999:
+            return f"{value / limit:.3g}{letter}"
+    return f"{0 if size < 1e-12 else value:.3g}"
+
+
+class Plot:
+    """Axes, then what is drawn on them, in the units of the data."""
+
+    def __init__(
+        self, xs: tuple[float, float], ys: tuple[float, float], x_label: str, y_label: str, title: str, *,
+        left: int = _LEFT, height: int = HEIGHT, y_ticks: bool = True, x_format: Callable[[float], str] = short,
+        y_format: Callable[[float], str] = short,
+    ) -> None:  # fmt: skip
+        self.left, self.height, self.title = left, height, title
+        self.xs, self.ys = _wide(xs), _wide(ys)
+        self.parts: list[str] = []
+        bottom = height - _BOTTOM
+        for value in ticks(*self.xs, 5):
+            x = self.x(value)
+            self.parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+            self.parts.append(_text("tick", x, bottom + 14, x_format(value), "middle"))
+        for value in ticks(*self.ys, 5) if y_ticks else ():
+            y = self.y(value)
+            self.parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            self.parts.append(_text("tick", left - 5, y + 4, y_format(value), "end"))
+        self.parts.append(f'<line class="axis" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+        self.parts.append(_text("label", (left + WIDTH - _RIGHT) / 2, height - 6, x_label, "middle"))
+        if y_label:
+            middle = (_TOP + bottom) / 2
+            label = _text("label", 0, 0, y_label, "middle")
+            self.parts.append(f'<g transform="translate(11 {middle:.0f}) rotate(-90)">{label}</g>')
+
+    def x(self, value: float) -> float:
+        low, high = self.xs
+        return self.left + (value - low) / (high - low) * (WIDTH - _RIGHT - self.left)
+
+    def y(self, value: float) -> float:
+        low, high = self.ys
+        return _TOP + (high - value) / (high - low) * (self.height - _BOTTOM - _TOP)
+
+    def curve(
+        self, index: int, xs: Points, ys: Points, band: Sequence[Points] | None = None, at: Points | None = None
+    ) -> None:
+        """A line, with a band (low, high) where there is one; `at` are the band's places if not the line's."""
+        body = ""
+        if band:
+            low, high = band
+            places = xs if at is None else at
+            around = [*zip(places, high), *reversed(list(zip(places, low)))]
+            body += f'<polygon class="band" points="{self._points(around)}"/>'
+        body += f'<polyline class="line"{dash(index)} points="{self._points(list(zip(xs, ys)))}"/>'
+        if len(xs) == 1:
+            body += f'<circle class="mark" cx="{self.x(xs[0]):.1f}" cy="{self.y(ys[0]):.1f}" r="4"/>'
+        self.series(index, body)
+
+    def series(self, index: int, body: str) -> None:
+        """What belongs to one group: it is shown and hidden as a whole."""
+        self.parts.append(f'<g class="s{index % COLOURS}" data-group="{index}">{body}</g>')
+
+    def _points(self, points: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+    def svg(self, attributes: str = "") -> str:
+        box = f"{self.left} {_TOP} {WIDTH - _RIGHT} {self.height - _BOTTOM}"
+        scale = f'data-box="{box}" data-x="{self.xs[0]!r} {self.xs[1]!r}" data-y="{self.ys[0]!r} {self.ys[1]!r}"'
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}" {scale}'
+            f" {attributes}><title>{escape(self.title)}</title>{''.join(self.parts)}</svg>"
+        )
+
+
+def strips(
+    rows: Sequence[tuple[str, Points, float, Points | None]], order: Sequence[int], x_label: str, title: str
+) -> str:
+    """One row for each (name, scores, centre, interval): every score a dot, the centre with its interval on top."""
+    every = [score for _, scores, centre, ends in rows for score in (*scores, centre, *(ends or ()))]
+    tall = 44
+    plot = Plot(
+        padded(every), (0, 1), x_label, "", title, left=16, height=_TOP + _BOTTOM + tall * len(rows), y_ticks=False
+    )
+    for row, (index, (name, scores, centre, ends)) in enumerate(zip(order, rows)):
+        y = _TOP + tall * row + 31
+        body = _text("name", 16, y - 17, name if len(name) <= 54 else f"{name[:52]}…", "start")
+        body += "".join(
+            f'<circle class="dot" cx="{plot.x(score):.1f}" cy="{y - 4 + 8 * (i % 2)}" r="4.5">'
+            f"<title>{score:.6g}</title></circle>"
+            for i, score in enumerate(scores)
+        )
+        if ends is not None:
+            low, high = (plot.x(end) for end in ends)
+            body += f'<line class="reach" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+        body += f'<circle class="mark" cx="{plot.x(centre):.1f}" cy="{y}" r="5.5"/>'
+        plot.series(index, body)
+    return plot.svg()
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """The range of the values, with a little room on both sides."""
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - room, high + room
+
+
+def _wide(ends: tuple[float, float]) -> tuple[float, float]:
+    low, high = ends
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
