@@ -14,6 +14,7 @@ from rl_training.cli.evaluate import evaluate
 from rl_training.cli.listing import list_algorithms
 from rl_training.cli.predict import predict
 from rl_training.cli.resume import resume
+from rl_training.cli.sweep import sweep
 from rl_training.cli.train import train
 from rl_training.cli.verify import verify
 
@@ -48,6 +49,7 @@ def root(
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "train": (train, "Train an agent, or a study of several seeds."),
     "eval": (evaluate, "Evaluate a checkpoint."),
+    "sweep": (sweep, "Train a grid of settings in worker processes."),
     "resume": (resume, "Continue a run as if it had never stopped."),
     "predict": (predict, "Print the action for an observation."),
     "config": (config, "Show a complete configuration."),
