@@ -1,4 +1,4 @@
-"""Workers of sweeps under test: some are shot, some never get anywhere. `python sweep_worker.py DIR` is a sweep to kill."""
+"""Workers of sweeps under test: some are shot, some never get anywhere. Run as a script: a sweep to be killed."""
 
 from __future__ import annotations
 

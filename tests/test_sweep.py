@@ -118,7 +118,7 @@ def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
         sweep._open()
     assert lock is not None
     os.close(lock)
-    with pytest.raises(UserError, match="gamma = None, this one 0.5"):
+    with pytest.raises(UserError, match=r"gamma = None, this one 0.5"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path, algo_kwargs={"gamma": 0.5})]).run()
     with pytest.raises(UserError, match="of 1 trials, not 2"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path), config_for("dqn", tmp_path, seed=1)]).run()
@@ -127,7 +127,7 @@ def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
         sweep.run()
     with pytest.raises(UserError, match="not empty"):
         Sweep(tmp_path, [config_for("dqn", tmp_path)]).run()
-    with pytest.raises(UserError, match="trial_0000 and trial_0001 .* same"):
+    with pytest.raises(UserError, match=r"trial_0000 and trial_0001 .* same"):
         Sweep(tmp_path, [config_for("dqn", tmp_path)] * 2)
 
 

@@ -16,6 +16,7 @@ from rl_training.cli.predict import predict
 from rl_training.cli.resume import resume
 from rl_training.cli.sweep import sweep
 from rl_training.cli.train import train
+from rl_training.cli.tune import tune, tune_report
 from rl_training.cli.verify import verify
 
 # Plain help: rich would cost more time than everything else together.
@@ -50,6 +51,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "train": (train, "Train an agent, or a study of several seeds."),
     "eval": (evaluate, "Evaluate a checkpoint."),
     "sweep": (sweep, "Train a grid of settings in worker processes."),
+    "tune": (tune, "Search for better settings (Optuna)."),
+    "tune-report": (tune_report, "Show a tuning study."),
     "resume": (resume, "Continue a run as if it had never stopped."),
     "predict": (predict, "Print the action for an observation."),
     "config": (config, "Show a complete configuration."),

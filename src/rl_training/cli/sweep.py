@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 Workers = Annotated[
     int, typer.Option("--workers", "-w", metavar="N", min=1, max=1024, help="Trials that train at the same time.")
 ]
-_OWN_OPTIONS = {"seed": "--seeds", "seeds": "--seeds", "output_dir": "--output-dir", "env_id": "--env", "algo": "--algo"}
+_OWN_OPTIONS = {
+    "seed": "--seeds",
+    "seeds": "--seeds",
+    "output_dir": "--output-dir",
+    "env_id": "--env",
+    "algo": "--algo",
+}
 
 
 def sweep(
@@ -57,7 +63,8 @@ def sweep(
     ] = None,
     workers: Workers = 1,
     retries: Annotated[
-        int, typer.Option("--retries", metavar="N", min=0, help="Restarts of a trial whose worker dies without progress.")
+        int,
+        typer.Option("--retries", metavar="N", min=0, help="Restarts of a trial whose worker dies without progress."),
     ] = 3,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also try trials again that failed.")] = False,
     device: o.Device = None,

@@ -1,8 +1,8 @@
 """Sweeps: a list of configs as resumable trials in worker processes.
 
-    <sweep>/sweep.json            the trials: written once, compared when the sweep is continued
-            results.json          a table for people and scripts; never read back
-            trials/trial_0007/    one run directory, worker.log, and failed.json where the trial failed
+<sweep>/sweep.json            the trials: written once, compared when the sweep is continued
+        results.json          a table for people and scripts; never read back
+        trials/trial_0007/    one run directory, worker.log, and failed.json where the trial failed
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ class Sweep:
     def _jobs(self) -> Iterator[Job]:
         for trial in self.trials:
             # The environment as this command names it: a checkpoint's word may not have a module imported.
-            yield Job(
-                trial.name, trial.directory, (str(trial.directory), trial.config.to_dict(), trial.config.env_id)
-            )
+            yield Job(trial.name, trial.directory, (str(trial.directory), trial.config.to_dict(), trial.config.env_id))
 
     def _open(self) -> int | None:
         """Create the directory, or find that it holds this very sweep; then hold it."""

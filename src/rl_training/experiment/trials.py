@@ -1,8 +1,8 @@
 """One trial of a sweep or a tuning study: a directory that holds one run.
 
-Nothing about a trial is kept twice. Whether it is done, and from where it goes on, is read from the run in its directory;
-only a failure, of which a run may leave no trace, has a file of its own. So no journal can disagree with what is on disk,
-whichever process was killed at whichever instant.
+Nothing about a trial is kept twice. Whether it is done, and from where it goes on, is read from the run in its
+directory; only a failure, of which a run may leave no trace, has a file of its own. So no journal can disagree with
+what is on disk, whichever process was killed at whichever instant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A process that imports everything once and forks a worker for each job, so that no trial waits for `import torch`.
 
 Jobs come as JSON lines on standard input, `{"id", "target": "module:function", "arguments", "log", "threads"}`; each
-worker's end is a line on standard output, `{"id", "code"}`. When the input ends, or its reader died, the workers are told to save and go.
+worker's end is a line on standard output, `{"id", "code"}`. When the input ends, because its writer is done or dead, the
+workers are told to save and go.
 """
 
 from __future__ import annotations
