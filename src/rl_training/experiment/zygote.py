@@ -1,7 +1,7 @@
 """A process that imports everything once and forks a worker for each job, so that no trial waits for `import torch`.
 
 Jobs come as JSON lines on standard input, `{"id", "target": "module:function", "arguments", "log", "threads"}`; each
-worker's end is a line on standard output, `{"id", "code"}`. When the input ends, because its writer is done or dead, the
+worker's end is a line on standard output, `{"id", "code"}`. When the input ends, as its writer is done or dead, the
 workers are told to save and go.
 """
 
