@@ -249,7 +249,7 @@ def test_leftovers_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path
         (directory / "state.safetensors").write_bytes(b"half")
     (run / f"summary.json.tmp-{'0' * 32}").write_text("{")
     (run / "notes.tmp-mine").write_text("a user's file")
-    lock = ck._try_lock(alive)
+    lock = ck.try_lock(alive)
     ck.clean_leftovers(run)
     assert not dead.exists()
     assert alive.exists()

@@ -14,12 +14,19 @@ from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
 from rl_training.cli.evaluate import evaluate
 from rl_training.cli.export import export
+from rl_training.cli.lint_env import lint_env
 from rl_training.cli.listing import list_algorithms
+from rl_training.cli.plan import plan
 from rl_training.cli.predict import predict
+from rl_training.cli.record import record
+from rl_training.cli.replay_crash import replay_crash
 from rl_training.cli.report import leaderboard, report
 from rl_training.cli.resume import resume
+from rl_training.cli.sweep import sweep
 from rl_training.cli.train import train
+from rl_training.cli.tune import tune, tune_report
 from rl_training.cli.verify import verify
+from rl_training.cli.verify_resume import verify_resume
 
 # Plain help: rich would cost more time than everything else together.
 app = typer.Typer(
@@ -52,7 +59,13 @@ def root(
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "train": (train, "Train an agent, or a study of several seeds."),
     "eval": (evaluate, "Evaluate a checkpoint."),
+    "record": (record, "Record episodes of a checkpoint as videos."),
+    "sweep": (sweep, "Train a grid of settings in worker processes."),
+    "tune": (tune, "Search for better settings (Optuna)."),
+    "tune-report": (tune_report, "Show a tuning study."),
     "resume": (resume, "Continue a run as if it had never stopped."),
+    "plan": (plan, "Say what a run will need, before it is started."),
+    "lint-env": (lint_env, "Try an environment and say what is wrong with it."),
     "predict": (predict, "Print the action for an observation."),
     "export": (export, "Write the policy as an ONNX file."),
     "report": (report, "Scores of runs, with intervals and plots."),
@@ -61,6 +74,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "config": (config, "Show a complete configuration."),
     "list": (list_algorithms, "Show the algorithms."),
     "verify": (verify, "Compare a score with its published bar."),
+    "verify-resume": (verify_resume, "Check that a configuration resumes exactly."),
+    "replay-crash": (replay_crash, "Find what became NaN first."),
     "doctor": (doctor, "Check this machine."),
 }
 for _name, (_function, _summary) in _COMMANDS.items():

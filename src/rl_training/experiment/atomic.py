@@ -177,6 +177,24 @@ def sha256_of(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+def try_lock(directory: Path) -> int | None:
+    """Lock a directory until the descriptor is closed or the process dies; None where locks are not supported."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def os_reason(error: OSError) -> str:
     """Why a file operation failed, in words a user can act on."""
     words = {

@@ -35,6 +35,7 @@ from rl_training.experiment.atomic import (
     sha256_of,
     strict_json,
     temporary_sibling,
+    try_lock,
     write_durable,
     write_error,
 )
@@ -128,7 +129,7 @@ def _write_directory(
     try:
         failpoint("checkpoint.mkdir.before")
         temporary.mkdir()
-        lock = _try_lock(temporary)  # held while we live: tells the cleaner that this writer is not dead
+        lock = try_lock(temporary)  # held while we live: tells the cleaner that this writer is not dead
         failpoint("checkpoint.mkdir.after")
         files = {}
         for stem, named in tensors.items():
@@ -402,7 +403,7 @@ def clean_leftovers(directory: Path) -> list[Path]:
                     path.unlink()
             else:
                 try:
-                    lock = _try_lock(path)
+                    lock = try_lock(path)
                 except OSError:  # its writer is alive, or it is gone already
                     continue
                 shutil.rmtree(path, ignore_errors=True)
@@ -410,21 +411,3 @@ def clean_leftovers(directory: Path) -> list[Path]:
                     os.close(lock)
             removed.append(path)
     return removed
-
-
-def _try_lock(directory: Path) -> int | None:
-    """Lock a directory until the descriptor is closed or the process dies; None where locks are not supported."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

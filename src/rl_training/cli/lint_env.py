@@ -1,0 +1,58 @@
+"""`rl-training lint-env`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import one_line
+from rl_training.cli.output import lines, print_json
+from rl_training.errors import UserError
+
+
+def lint_env(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, such as CartPole-v1.", show_default=False)],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Arguments of the environment.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes.")] = 0,
+    as_json: o.Json = False,
+) -> None:
+    """Try an environment and say what is wrong with it, and what to do. Exit status 0: clean, 1: problems found."""
+    arguments: dict[str, Any] = {}
+    for pair in settings or ():
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set takes key=value, such as gravity=8; not '{pair}'")
+        arguments[key.strip()] = o.read_value(text, key.strip())
+    from rl_training.experiment.lint_env import lint
+
+    found = lint(env, arguments, seed)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    raise typer.Exit(1 if found["problems"] else 0)
+
+
+def _show(found: dict[str, Any]) -> None:
+    rows = [("observation", found["observation"]), ("action", found["action"])]
+    if "random_return" in found:
+        score, endings = found["random_return"], found["endings"]
+        length = (
+            f"{found['mean_length']:,.0f} steps ({endings['terminated']} terminated, {endings['truncated']} truncated)"
+        )
+        rows += [
+            ("random policy", f"return {score['mean']:,.2f} (deviation {score['std']:,.2f})"),
+            ("episodes", f"{found['episodes']} of {length}; time limit {found['max_episode_steps'] or 'none'}"),
+            ("seeding", found["seeding"]),
+        ]
+    if "resume" in found:
+        rows.append(("exact resume", found["resume"]))
+    print(found["env_id"])
+    print(lines([(name, one_line(text)) for name, text in rows]))
+    for finding in found["findings"]:
+        print(f"{finding['level']}: {finding['check']}: {one_line(finding['what'])}; {finding['do']}")
+    print("No problems found." if not found["problems"] else f"{found['problems']} to fix.")

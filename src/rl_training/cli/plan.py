@@ -1,0 +1,68 @@
+"""`rl-training plan`"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import lines, print_json
+
+
+def plan(
+    config: o.Config = None,
+    algo: o.Algo = None,
+    env: o.Env = None,
+    total_timesteps: o.Steps = None,
+    seed: o.Seed = None,
+    seeds: o.Seeds = None,
+    settings: o.Settings = None,
+    device: o.Device = None,
+    execution: o.Execution = None,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="Do not measure the speed.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Say what a run will need: memory, disk, gradient steps, and how long it takes by a probe of a few seconds."""
+    chosen = o.build_config(
+        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
+        device=device, execution=execution,
+    )  # fmt: skip
+    from rl_training.experiment.plan import plan as make_plan
+
+    found = make_plan(chosen, probe=not no_probe)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _show(p: dict[str, Any]) -> None:
+    seeds = f"{len(p['seeds'])} seeds" if len(p["seeds"]) > 1 else "one seed"
+    ratio = f"{p['update_ratio']:.3g} per step, each transition used {p['replay_ratio']:.3g} times"
+    rows = [
+        ("training", f"{p['total_timesteps']:,} steps of {seeds}, {p['num_envs']} environments each"),
+        ("execution", f"{p['execution']} on {p['device']} ({p['execution_reason']})"),
+        ("gradient steps", f"{p['gradient_steps']:,} ({ratio})"),
+        ("parameters", f"{p['parameters']:,}"),
+        ("RAM", _size(p["ram_bytes"])),
+        ("VRAM", _size(p["vram_bytes"]) if p["vram_bytes"] else "none"),
+        ("stored steps", _size(p["stored_bytes"])),
+        ("checkpoint", f"{_size(p['checkpoint_bytes'])}; at most {_size(p['disk_bytes'])} on disk"),
+        ("evaluations", f"{p['evaluations']} (not in the time below)"),
+    ]
+    if p["probe"] is not None:
+        probe = p["probe"]
+        rows.append(("speed", f"{probe['steps_per_second']:,.0f} steps/s (probe of {probe['steps']:,} steps)"))
+        rows.append(("time", str(timedelta(seconds=round(p["eta_s"])))))
+    print(f"{p['algo']} on {p['env_id']}")
+    print(lines(rows))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

@@ -1,0 +1,47 @@
+"""`rl-training replay-crash`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import lines, print_json
+
+
+def replay_crash(
+    dump: Annotated[str, typer.Argument(metavar="DUMP", help="A nan_dump_... directory of a run.", show_default=False)],
+    env: o.Env = None,
+    as_json: o.Json = False,
+) -> None:
+    """Say what became NaN or infinite first: train again up to the update of a dump and watch every operation.
+
+    The run is not changed. Exit status 0: found, 1: the update went well this time.
+    """
+    from rl_training.experiment.replay_crash import replay_crash as replay
+
+    found = replay(dump, env=env)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    raise typer.Exit(0 if found["reproduced"] else 1)
+
+
+def _show(found: dict[str, Any]) -> None:
+    print(f"update {found['update']} of seed {found['seed']}")
+    if not found["reproduced"]:
+        print("Not reproduced: this update is finite, or is never reached, when the run is repeated.")
+        return
+    first, rows = found["first"], []
+    if first is not None and first["kind"] == "batch":
+        rows.append(("first", f"the batch itself: {first['place']}"))
+    elif first is not None:
+        rows.append(("first", f"{first['value']} in the {first['kind']}, by {first['operation']} at {first['place']}"))
+        rows.append(("code", first["code"]))
+    rows.append(("loss terms", ", ".join(found["non_finite_metrics"]) or "all finite"))
+    rows.append(("afterwards", ", ".join(found["non_finite_after"][:6]) or "all finite"))
+    large = sorted(found["largest_in_batch"].items(), key=lambda item: -item[1])[:3]
+    rows.append(("batch", ", ".join(f"{name} up to {value:.3g}" for name, value in large)))
+    print(lines(rows))

@@ -1,0 +1,130 @@
+"""`rl-training tune` and `rl-training tune-report`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
+from rl_training.cli.output import command, lines, print_json, score
+from rl_training.cli.sweep import Workers
+
+if TYPE_CHECKING:
+    from rl_training.experiment.pool import Event
+
+_SHOWN = 10  # rows of the table
+
+
+def tune(
+    config: o.Config = None,
+    algo: o.Algo = None,
+    env: o.Env = None,
+    total_timesteps: o.Steps = None,
+    trials: Annotated[
+        int, typer.Option("--trials", "-t", metavar="N", min=1, max=100_000, help="Settings to try.")
+    ] = 20,
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="LIST", help="Seeds of each trial, trained together.")
+    ] = "100-102",
+    final_seeds: Annotated[
+        str, typer.Option("--final-seeds", metavar="LIST", help="Unseen seeds for the score of the best settings.")
+    ] = "1000-1004",
+    space: Annotated[
+        str | None,
+        typer.Option("--space", metavar="FILE", help="What to search; without it, the algorithm's packaged space."),
+    ] = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Directory of the study.  [tuning/<algo>-<env>]"),
+    ] = None,
+    workers: Workers = 1,
+    sampler_seed: Annotated[
+        int, typer.Option("--sampler-seed", metavar="N", min=0, max=2**31 - 1, help="Seed of the search itself.")
+    ] = 0,
+    settings: o.Settings = None,
+    device: o.Device = None,
+    execution: o.Execution = None,
+    no_progress: o.NoProgress = False,
+    as_json: o.Json = False,
+) -> None:
+    """Search for better settings: Optuna, with bad trials ended early. Needs the extra `tuning`.
+
+    rl-training tune --config ppo/cartpole --trials 50 --workers 4
+
+    The same command continues a study that was interrupted; more --trials make it longer. The best settings are written
+    as best.yaml, a file for `train --config`, and scored on seeds that took no part in the search.
+    """
+    from rl_training.experiment.tune import make_tuning, optuna
+
+    optuna()  # before anything else: the extra may be missing
+    chosen = o.build_config(
+        config, settings=settings, algo=algo, env_id=env, total_timesteps=total_timesteps, device=device,
+        execution=execution,
+    )  # fmt: skip
+    chosen.hyper()
+    place = output_dir or f"tuning/{chosen.algo}-{chosen.env_id.replace('/', '-').replace(':', '-')}"
+    study = make_tuning(
+        place, chosen, space=space, trials=trials, seeds=o.parse_seeds(seeds), final_seeds=o.parse_seeds(final_seeds),
+        sampler_seed=sampler_seed, on_event=(lambda event: None) if no_progress else _show,
+    )  # fmt: skip
+    _report(study.run(workers), as_json)
+
+
+def tune_report(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory of a study.", show_default=False)],
+    as_json: o.Json = False,
+) -> None:
+    """Show the trials of a tuning study, which settings matter, and the best ones."""
+    from rl_training.experiment.tune import report
+
+    _report(report(directory), as_json)
+
+
+def _show(event: Event) -> None:
+    from rl_training.experiment.trials import summary_of
+    from rl_training.experiment.tune import was_pruned
+
+    state, name = event.state, event.job.name
+    if event.job.directory.parent.name == "final":
+        name = f"{name} on held-out seeds"
+    evaluation = summary_of(state).get("final_eval") or {}
+    mean = f"mean return {evaluation['mean_return']:,.1f}" if "mean_return" in evaluation else "no evaluation"
+    said = {
+        "start": f"resumed at step {state.step:,}" if state.step >= 0 else "started",
+        "restart": "its worker died; again",
+        "done": f"pruned, {mean}" if was_pruned(state) else mean,
+        "failed": f"failed: {state.error}",
+    }[event.kind]
+    tell(f"{name}: {said}")
+
+
+def _report(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    done = [row for row in report["trials"] if row["state"] == "complete"]
+    counts = ", ".join(
+        f"{sum(row['state'] == state for row in report['trials'])} {state}" for state in ("complete", "pruned", "fail")
+    )
+    print(f"{report['algo']} on {report['env_id']}: {counts}; seeds {', '.join(map(str, report['seeds']))}")
+    for row in sorted(done, key=lambda row: -row["mean_return"])[:_SHOWN]:
+        params = "  ".join(f"{key}={_short(value)}" for key, value in row["params"].items())
+        print(f"  {row['mean_return']:>10,.1f}  trial {row['number']:<4} {params}")
+    rows = []
+    if report["importance"]:
+        rows.append(("matters most", ", ".join(f"{k} {v:.0%}" for k, v in list(report["importance"].items())[:5])))
+    if report["held_out"]:
+        rows.append(("held-out seeds", score(report["held_out"])))
+    if report["best_config"]:
+        rows.append(("best settings", report["best_config"]))
+        rows.append(("train with them", command("train", "--config", report["best_config"])))
+    if errors := [row for row in report["trials"] if row["error"]]:
+        rows.append(("first failure", f"trial {errors[0]['number']}: {errors[0]['error']}"))
+    if rows:
+        print(lines(rows))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

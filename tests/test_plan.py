@@ -1,0 +1,47 @@
+"""`plan`: sizes are those of the real run, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import config_for
+
+from rl_training.cli import main
+from rl_training.experiment.checkpoint import load_checkpoint
+from rl_training.experiment.plan import plan
+from rl_training.experiment.trainer import Trainer
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("dqn", None), ("ppo", (0, 1))])
+def test_sizes_and_updates_are_those_of_the_run(name: str, seeds: Any, tmp_path: Path) -> None:
+    config = config_for(name, tmp_path, seeds=seeds, total_timesteps=256, num_envs=2)
+    found = plan(config, seconds=0.05)
+    result = Trainer(config, progress=False).run()
+    checkpoint = load_checkpoint(result.checkpoint_path)
+    tensors = {stem: sum(x.nbytes for x in group.values()) for stem, group in checkpoint.tensors.items()}
+    assert found["stored_bytes"] == tensors["replay"]
+    on_disk = sum(file.stat().st_size for file in result.checkpoint_path.iterdir())
+    assert found["checkpoint_bytes"] == pytest.approx(on_disk, rel=0.5)
+    assert found["gradient_steps"] == pytest.approx(result.summary["gradient_steps"], abs=2)
+    assert found["update_ratio"] == found["gradient_steps"] / 256
+    assert found["ram_bytes"] > found["stored_bytes"]
+    assert found["probe"]["steps"] > 0
+    assert found["eta_s"] > 0
+
+
+def test_command_line(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["plan", "--config", "sac/pendulum", "--execution", "eager", "--no-probe"]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["probe"], found["eta_s"], found["vram_bytes"]) == (None, None, 0)
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert f"{found['gradient_steps']:,}" in out
+    assert main(["plan"]) == 2
+    assert main(["plan", "--config", "dqn/cartpole", "--env", "Pendulum-v1"]) == 2
+    assert "discrete" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
