@@ -61,21 +61,8 @@ def test_help_answers_at_once():
         # Processor time: the wait on an idle machine, whatever else runs beside the tests.
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5, times
-    for name in (
-        "train",
-        "eval",
-        "resume",
-        "predict",
-        "config",
-        "list",
-        "verify",
-        "doctor",
-        "dataset",
-        "report",
-        "leaderboard",
-        "compare",
-        "export",
-    ):
+    names = "train eval record resume sweep tune tune-report plan lint-env predict export report leaderboard compare"
+    for name in (*names.split(), "dataset", "verify-resume", "replay-crash", "config", "list", "verify", "doctor"):
         assert f"  {name} " in done.stdout
 
 
