@@ -87,6 +87,12 @@ def test_eval_video(cli, runs, tmp_path, monkeypatch):
     assert json.loads(result.out)["episodes"] == 4
 
 
+def test_record_is_eval_with_a_video(cli, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    bad(cli("record", "--checkpoint", runs["one"], "--video", tmp_path / "v"), "pip install moviepy")
+    bad(cli("record", "--checkpoint", "nowhere"), "nowhere")
+
+
 def test_eval_video_without_moviepy(cli, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     bad(cli("eval", "--checkpoint", runs["one"], "--video", tmp_path / "v"), "pip install moviepy")
