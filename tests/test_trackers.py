@@ -226,10 +226,10 @@ def test_names_and_the_command_line(tmp_path: Path, calls: Calls, capsys: pytest
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_the_real_package_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip(name)  # after the settings: some are read when the package is imported
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         result = Trainer(config_for("dqn", tmp_path, trackers=[name]), progress=False).run()
