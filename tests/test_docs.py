@@ -168,7 +168,11 @@ def commands() -> list[str]:
 def test_documented_command_parses(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     group: Any = typer.main.get_command(app)
-    context = group.commands[name].make_context(name, arguments)
+    command = group.commands[name]
+    if hasattr(command, "commands"):  # a group: dataset make
+        name, *arguments = arguments
+        command = command.commands[name]
+    context = command.make_context(name, arguments)
     assert not context.args
     config = context.params.get("config")
     if config is not None and "/" in config:
