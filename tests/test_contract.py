@@ -10,6 +10,7 @@ import torch
 from helpers import (
     ALGORITHMS,
     BATCH,
+    SMALL_MODEL,
     assert_near,
     assert_same_bits,
     batch_for,
@@ -214,6 +215,11 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
+    if entry.family == "model-based":
+        kwargs |= {
+            k: v for k, v in {**SMALL_MODEL, "rollout_batch": 50, "synthetic_buffer_size": 100, "plan_horizon": 3,
+                              "plan_population": 8, "plan_elites": 3}.items() if k in entry.load().Hyper.model_fields
+        }  # fmt: skip
     if "dataset" in base.get("algo_kwargs", {}):
         kwargs["dataset"] = {"size": 300}
     if entry.loop == "on_policy":
