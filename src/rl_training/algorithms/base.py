@@ -46,13 +46,22 @@ class Aux(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns."""
+    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns.
+
+    On-policy, a turn is a rollout and `times` are epochs of shuffled minibatches of `batch_size` rows (0: the whole
+    rollout at once, in order). A `window` of more than one rollout keeps `columns` of that many for the phase, and
+    `begin` may add columns to them before the first epoch.
+    """
 
     name: str
     step: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]]
     source: str = "replay"
     every: int = 1
     times: int = 1
+    batch_size: int = 0
+    window: int = 1
+    columns: tuple[str, ...] = ()
+    begin: Callable[[TrainState, Batch], Batch] | None = None
 
 
 class UpdateResult(NamedTuple):

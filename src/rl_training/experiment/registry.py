@@ -50,6 +50,11 @@ def _continuous(name: str, class_name: str, target: str, summary: str, **default
     return Entry(name, class_name, target, "continuous control", "off_policy", BOX, summary, defaults)
 
 
+def _on_policy(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "on-policy", "on_policy", ANY, summary, defaults)
+
+
 def _value(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
     return Entry(
         name, class_name, f"rl_training.algorithms.{target}", "value-based", "off_policy", DISCRETE, summary, defaults
@@ -76,6 +81,8 @@ _TABLE: tuple[Entry, ...] = (
            "Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"),
     Entry("ppo", "PPO", "rl_training.algorithms.ppo:PPO", "on-policy", "on_policy", ANY,
           "Proximal policy optimisation (Schulman et al. 2017)"),
+    _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
+    _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
