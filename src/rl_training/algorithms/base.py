@@ -75,6 +75,7 @@ class Algorithm(Generic[H]):
     Hyper: ClassVar[type[Hyper]]
     name: ClassVar[str]
     actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
+    masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree
 from rl_training.algorithms.hyper import RolloutHyper
-from rl_training.envs.spec import ArraySpec, EnvSpec
+from rl_training.envs.spec import MASK, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.policy import ActorCritic
 from rl_training.ops import distributions
@@ -44,11 +44,12 @@ class PolicyGradient(Algorithm[R]):
     """Subclasses define `train_step`; those with networks of their own also `policy_out`, `values` and `outputs`."""
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
+    masks = True
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
         outputs = distributions.for_action(spec.action).size
-        return {"policy": ActorCritic(spec, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init)}
+        return {"policy": ActorCritic(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init)}
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return {"policy": network}
@@ -56,13 +57,13 @@ class PolicyGradient(Algorithm[R]):
     def setup(self) -> None:
         self.optim = self.optimizer()
         self.dist = distributions.for_action(self.spec.action)
-        if self.hp.normalize_observations and not _is_vector(self.spec):
+        if self.hp.normalize_observations and not _is_vector(self.spec.unmasked):
             raise UserError("normalize_observations needs a vector observation; images are scaled by the network")
 
     def init_extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         if self.hp.normalize_observations:
-            extra["observations"] = init_moments((self.spec.obs_dim,))
+            extra["observations"] = init_moments((self.spec.unmasked.obs_dim,))
         if self.hp.normalize_rewards:
             extra["returns"] = {**init_moments(), "running": torch.zeros(self.num_envs)}
         return extra
@@ -93,12 +94,20 @@ class PolicyGradient(Algorithm[R]):
 
     # --- rollouts --------------------------------------------------------------------------------------------------
 
+    def split(self, obs: Obs) -> tuple[Obs, Tensor | None]:
+        """(the observation without its mask, the mask of allowed actions if there is one)"""
+        if not self.spec.masked:
+            return obs, None
+        rest = {name: x for name, x in obs.items() if name != MASK}
+        return rest if len(rest) > 1 else next(iter(rest.values())), obs[MASK] > 0
+
+    def normalised(self, state: TrainState, obs: Obs) -> Obs:
+        return normalise(state.extra["observations"], obs) if self.hp.normalize_observations else obs
+
     def observed(self, state: TrainState, obs: Obs) -> tuple[Obs, Tensor | None]:
         """(what the networks read, the mask of allowed actions if there is one)"""
-        mask = None
-        if self.hp.normalize_observations:
-            obs = normalise(state.extra["observations"], obs)
-        return obs, mask
+        rest, mask = self.split(obs)
+        return self.normalised(state, rest), mask
 
     def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
         """Advantages, returns and behaviour log-probabilities of a rollout [T, N, ...], flattened to [T * N, ...]."""
@@ -106,8 +115,9 @@ class PolicyGradient(Algorithm[R]):
         weights = rollout["valid"].to(torch.float32)
         terminated = rollout["terminated"].to(torch.float32)
         continues = (1.0 - terminated) * (1.0 - rollout["truncated"].to(torch.float32))
-        raw, raw_next = (tree_map(lambda x: x.flatten(0, 1), rollout[name]) for name in ("obs", "next_obs"))
-        (obs, mask), (next_obs, _) = self.observed(state, raw), self.observed(state, raw_next)
+        raw, mask = self.split(tree_map(lambda x: x.flatten(0, 1), rollout["obs"]))
+        obs = self.normalised(state, raw)
+        next_obs, _ = self.observed(state, tree_map(lambda x: x.flatten(0, 1), rollout["next_obs"]))
         actions = rollout["actions"].flatten(0, 1)
         out, values = self.outputs(params, obs)
         next_values = self.values(params, next_obs)

@@ -59,8 +59,8 @@ class TRPO(PolicyGradient[TRPOHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp, outputs = self.hp, distributions.for_action(spec.action).size
         return {
-            "actor": Actor(spec, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
-            "critic": Critic(spec, hp.hidden_sizes, hp.activation),
+            "actor": Actor(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
+            "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation),
         }
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
