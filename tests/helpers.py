@@ -40,7 +40,17 @@ ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
 # Settings that make each loop quick: what a preset or a default would make long.
 SMALL: dict[str, dict[str, Any]] = {
     "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
-    "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
+    "on_policy": {
+        "hidden_sizes": [16],
+        "n_steps": 16,
+        "batch_size": 16,
+        "n_epochs": 2,
+        "n_policy_phases": 2,
+        "aux_batch_size": 16,
+        "cg_max_steps": 4,
+        "line_search_max_iter": 5,
+        "n_critic_updates": 2,
+    },
 }
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},

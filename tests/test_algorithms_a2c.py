@@ -60,7 +60,7 @@ def test_n_step_returns_are_the_default() -> None:
     steps, obs = 4, torch.randn(5, 1, 5, generator=g)
     rollout = {
         "obs": obs[:steps], "next_obs": obs[1:], "actions": torch.zeros(steps, 1, dtype=torch.int64),
-        "rewards": torch.arange(1.0, 5.0).view(steps, 1), "terminated": torch.tensor([[False], [True], [False], [False]]),
+        "rewards": torch.arange(1.0, 5.0).view(steps, 1), "terminated": torch.arange(steps).view(steps, 1) == 1,
         "truncated": torch.zeros(steps, 1, dtype=torch.bool), "valid": torch.ones(steps, 1, dtype=torch.bool),
     }  # fmt: skip
     _, batch = algorithm.prepare(state, rollout, KEY)

@@ -149,6 +149,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "sac": {"tau": 1e-6},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2},
     "trpo": {"learning_rate": 1e-2},
+    "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2, "ent_coef": 0.0},
 }
 
 
@@ -197,7 +198,7 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 
 SHORT = {
     "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
-    "on_policy": {"n_steps": 8, "n_epochs": 1},
+    "on_policy": {"n_steps": 8, "n_epochs": 1, "n_policy_phases": 2, "n_aux_epochs": 1, "aux_batch_size": 8},
 }
 
 

@@ -57,8 +57,8 @@ class NativeVectorEnv(VectorEnv):
             obs, info = env.reset(seed=episode_seed(*place, self._round))
             if self._masks and not self.spec.masked and MASK in info:
                 raise UserError(
-                    f"{self.spec.env_id} gives its {MASK} in info: use vectorization 'sync' or 'async', or put it into the"
-                    " observation"
+                    f"{self.spec.env_id} gives its {MASK} in info: use vectorization 'sync' or 'async',"
+                    " or put it into the observation"
                 )
             self._encode(obs, self.current_obs(), rows)
         self._resetting[:] = False

@@ -113,7 +113,8 @@ def make_vector_env(
     `stream` separates the episodes of training (0) from those of evaluation (1).
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
     MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
-    worker may take for one step. `masks`: keep an environment's action mask apart (`envs.masks`). "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
+    worker may take for one step. "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
+    `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
     from rl_training.envs.native import make_native
     from rl_training.envs.sync import SyncVectorEnv

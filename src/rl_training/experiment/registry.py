@@ -83,6 +83,8 @@ _TABLE: tuple[Entry, ...] = (
           "Proximal policy optimisation (Schulman et al. 2017)"),
     _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
+    _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors corrected by V-trace (Espeholt et al. 2018)"),
+    _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that share value features (Cobbe et al. 2021)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",

@@ -29,7 +29,7 @@ def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[
 def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[[Tensor], Tensor]:
     """`v -> H v` for the Hessian of the scalar `fn` at the vector `params`; the gradient's graph is built once."""
     if _transformed(params):
-        _, pull = torch.func.vjp(torch.func.grad(fn), params)
+        pull: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(torch.func.grad(fn), params)[1]
         return lambda vector: pull(vector)[0]  # H is symmetric
     with torch.enable_grad():
         tracked = params.detach().requires_grad_()
