@@ -146,5 +146,5 @@ class PPG(PolicyGradient[PPGHyper]):
         _, metrics, grads = value_and_grad(loss, state.params)
         rate = self.hp.learning_rate(state.progress)
         new = {k: self.optim.update(grads[k], state.opt[k], flat, rate) for k, flat in state.params.items()}
-        params, opt = ({k: v[i] for k, v in new.items()} for i in (0, 1))
+        params, opt = {k: v[0] for k, v in new.items()}, {k: v[1] for k, v in new.items()}
         return state._replace(params=params, opt=opt, step=state.step + 1), Aux(metrics)
