@@ -36,10 +36,21 @@ _SAC = {
     "gradient_steps": 1, "gamma": 0.99, "tau": 0.005,
 }  # fmt: skip
 
+_A2C = {
+    "learning_rate": 7e-4, "n_steps": 5, "gamma": 0.99, "gae_lambda": 1.0, "ent_coef": 0.0, "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+}  # fmt: skip
+_TRPO = {
+    "learning_rate": 1e-3, "n_steps": 128, "batch_size": 128, "gamma": 0.99, "gae_lambda": 0.95, "cg_max_steps": 15,
+    "cg_damping": 0.1, "line_search_max_iter": 10, "n_critic_updates": 10, "target_kl": 0.01,
+}  # fmt: skip
+
 THROUGHPUT = {
     "dqn": Case("dqn", "CartPole-v1", 1, (64, 64), _DQN),
     "ppo": Case("ppo", "CartPole-v1", 8, (64, 64), _PPO, warmup=4_096),
     "sac": Case("sac", "HalfCheetah-v5", 1, (256, 256), _SAC, warmup=400),
+    "a2c": Case("a2c", "CartPole-v1", 8, (64, 64), _A2C),
+    "trpo": Case("trpo", "CartPole-v1", 8, (64, 64), _TRPO, warmup=4_096),
 }
 
 # The settings of the Stable-Baselines3 zoo (those of the packaged preset for ppo; dqn with a falling step size).
@@ -73,6 +84,8 @@ GOALS = {
     ("ppo", "compile", "sbx"): 4.0,
     ("sac", "compile", "sb3"): 2.0,
     ("sac", "compile", "sbx"): 1.3,
+    ("a2c", "compile", "sb3"): 3.0,
+    ("trpo", "compile", "sb3"): 3.0,
     ("dqn", "eager", "sb3"): 1.0,
     ("ppo", "eager", "sb3"): 1.0,
     ("sac", "eager", "sb3"): 1.0,

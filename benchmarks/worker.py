@@ -102,7 +102,7 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
 
     clock = Clock(case.warmup, seconds)
     found: dict[str, Any] = {}
-    rollouts = case.algo == "ppo"
+    rollouts = case.algo in ("ppo", "a2c", "trpo")
 
     class Watch(BaseCallback):
         due = case.eval_interval
@@ -130,6 +130,8 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
     eval_env = make_vec_env(case.env_id, n_envs=EVAL_EPISODES if solve else 1, seed=seed + 1_000)
     sizes = list(case.hidden_sizes)
     arch: Any = {"pi": sizes, "vf": sizes} if rollouts and package == "sb3" else sizes
+    if package == "sb3" and not hasattr(library, case.algo.upper()):
+        import sb3_contrib as library
     algorithm = getattr(library, case.algo.upper())
     known = inspect.signature(algorithm.__init__).parameters  # SBX leaves some settings out
     kwargs = {k: v for k, v in {**case.kwargs, **linear}.items() if k in known}

@@ -40,7 +40,17 @@ ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
 # Settings that make each loop quick: what a preset or a default would make long.
 SMALL: dict[str, dict[str, Any]] = {
     "off_policy": {"hidden_sizes": [16], "batch_size": 16, "buffer_size": 300, "learning_starts": 40},
-    "on_policy": {"hidden_sizes": [16], "n_steps": 16, "batch_size": 16, "n_epochs": 2},
+    "on_policy": {
+        "hidden_sizes": [16],
+        "n_steps": 16,
+        "batch_size": 16,
+        "n_epochs": 2,
+        "n_policy_phases": 2,
+        "aux_batch_size": 16,
+        "cg_max_steps": 4,
+        "line_search_max_iter": 5,
+        "n_critic_updates": 2,
+    },
     "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
 }
 SMALL_MODEL = {
@@ -65,7 +75,8 @@ def small_fields(name: str) -> dict[str, Any]:
     if entry.loop not in SMALL:
         raise KeyError(f"{name}: tests/helpers.py does not know the loop '{entry.loop}'; add it to SMALL and batch_for")
     family = {k: v for base, v in PER_ALGORITHM.items() if _shares_class(name, base) for k, v in v.items()}
-    return {**SMALL[entry.loop], **family}
+    known = entry.load().Hyper.model_fields
+    return {**{k: v for k, v in SMALL[entry.loop].items() if k in known}, **family}
 
 
 def _shares_class(name: str, base: str) -> bool:

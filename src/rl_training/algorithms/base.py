@@ -56,20 +56,28 @@ class Again(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns."""
+    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns.
+
+    On-policy, a turn is a rollout and `times` are epochs of shuffled minibatches of `batch_size` rows (none: the
+    whole rollout at once, in order). A `window` of more than one rollout keeps `columns` of that many for the phase,
+    and `begin` may add columns to them before the first epoch.
+    """
 
     name: str
     step: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]]
     source: str | None = "replay"  # none: the step needs no batch
     every: int = 1
     times: int | Callable[[int], int] = 1  # or a function of the environment steps taken
-    batch_size: int | None = None  # rows of a batch; none: the algorithm's own
+    batch_size: int | None = None  # rows of a batch; none: the algorithm's own, and the whole rollout on-policy
     also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
     sink: str | None = None  # a source that takes `aux.rows`, and whose "frontier" the step finds in its batch
     at_start: bool = False  # also at the first turn that learns
     clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
     again: Again | None = None
     learns: bool = True  # its calls count as gradient steps
+    window: int = 1
+    columns: tuple[str, ...] = ()
+    begin: Callable[[TrainState, Batch], Batch] | None = None
 
     def calls(self, env_steps: int) -> int:
         return self.times(env_steps) if callable(self.times) else self.times
@@ -140,6 +148,7 @@ class Algorithm(Generic[H]):
     Hyper: ClassVar[type[Hyper]]
     name: ClassVar[str]
     actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
+    masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in

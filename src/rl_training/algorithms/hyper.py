@@ -83,8 +83,8 @@ class OfflineHyper(Hyper):
     """Updates in one call of the update graph: more of them save calls and cost time to compile."""
 
 
-class OnPolicyHyper(Hyper):
-    """Rollouts and epochs."""
+class RolloutHyper(Hyper):
+    """Rollouts of the current policy, and the policy that all of these algorithms share."""
 
     num_envs: ClassVar[int] = 8
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
@@ -95,21 +95,41 @@ class OnPolicyHyper(Hyper):
     """Term added to the denominator of the optimiser."""
     n_steps: int = Field(128, ge=1)
     """Steps of each environment in one rollout."""
-    batch_size: int = Field(256, ge=1)
-    """Transitions in one update; must divide n_steps x num_envs."""
-    n_epochs: int = Field(10, ge=1)
-    """Passes over each rollout."""
     gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
     """Bias-variance trade-off of the advantage estimate."""
     normalize_observations: bool = False
     """Subtract the running mean and divide by the running deviation; part of the policy, saved with it."""
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of continuous actions."""
 
     @property
     def chunk(self) -> int:
         """Steps of one environment that stay together in a minibatch."""
         return 1
+
+    def updates_per_rollout(self, num_envs: int) -> int:
+        """Gradient steps for each rollout, on average: what `execution: auto` weighs."""
+        return 1
+
+    def check_rollout(self, num_envs: int) -> None:
+        """Raise UserError for settings that do not fit a rollout of that many environments."""
+        batch_size = getattr(self, "batch_size", 1)
+        if self.n_steps * num_envs % batch_size:
+            raise UserError(f"batch_size = {batch_size} must divide n_steps x num_envs = {self.n_steps} x {num_envs}")
+
+
+class OnPolicyHyper(RolloutHyper):
+    """Rollouts that are learned from in epochs of minibatches."""
+
+    batch_size: int = Field(256, ge=1)
+    """Transitions in one update; must divide n_steps x num_envs."""
+    n_epochs: int = Field(10, ge=1)
+    """Passes over each rollout."""
+
+    def updates_per_rollout(self, num_envs: int) -> int:
+        return self.n_epochs * (self.n_steps * num_envs // self.batch_size)
 
 
 H = TypeVar("H", bound=Hyper)
@@ -135,6 +155,7 @@ __all__ = [
     "OfflineHyper",
     "OnPolicyHyper",
     "Positive",
+    "RolloutHyper",
     "Widths",
     "constant",
     "explain",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Batch, Obs, TrainState, Tree, count_rows
 from rl_training.algorithms.hyper import Widths
+from rl_training.algorithms.policy_gradient import Params
 from rl_training.algorithms.ppo import PPO, PPOHyper
 from rl_training.data.storage import Columns
 from rl_training.envs.spec import EnvSpec
@@ -62,7 +63,7 @@ class RecurrentPPO(PPO):
         hp = self.hp
         outputs = distributions.for_action(spec.action).size
         network = RecurrentActorCritic(
-            spec, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init, cell=hp.cell, units=hp.cell_size
+            spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init, cell=hp.cell, units=hp.cell_size
         )
         return {"policy": network}
 
@@ -77,11 +78,11 @@ class RecurrentPPO(PPO):
     def init_carry(self, batch: int) -> Tree:
         return torch.zeros(batch, 2, self.carry_size)
 
-    def outlook(self, params: Tensor, rollout: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def outlook(self, params: Params, rollout: Batch) -> tuple[Tensor, Tensor, Tensor]:
         net, shape = self.nets["policy"], rollout["rewards"].shape
-        out, values, carries = net(params, rollout["obs"], rollout["state"][0], is_first(rollout))
+        out, values, carries = net(params["policy"], rollout["obs"], rollout["state"][0], is_first(rollout))
         next_obs = tree_map(lambda x: x.flatten(0, 1), rollout["next_obs"])
-        _, next_values, _ = net(params, next_obs, carries.flatten(0, 1))
+        _, next_values, _ = net(params["policy"], next_obs, carries.flatten(0, 1))
         return out, values, next_values.view(shape)
 
     def samples(self, batch: Batch, rollout: Batch) -> Batch:
@@ -95,23 +96,25 @@ class RecurrentPPO(PPO):
         batch = {**batch, "is_first": is_first(rollout)}
         return {**tree_map(cut, batch), "state": rollout["state"][::length].flatten(0, 1)}
 
-    def evaluate(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def evaluate(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         first = batch["is_first"].transpose(0, 1)
         first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the stored state is that of the first step
         obs = tree_map(lambda x: x.transpose(0, 1), batch["obs"])  # [L, B, ...]
-        out, values, _ = self.nets["policy"](params, obs, batch["state"], first)
+        out, values, _ = self.nets["policy"](params["policy"], obs, batch["state"], first)
         return out.transpose(0, 1), values.transpose(0, 1)
 
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        out, _, after = self.nets["policy"](state.params["policy"], self._normalised(state, obs), carry)
-        return after, self.dist.sample(out, key) if explore else self.dist.mode(out), {"state": carry}
+        seen, mask = self.observed(state, obs)
+        out, _, after = self.nets["policy"](state.params["policy"], seen, carry)
+        action = self.dist.sample(out, key, mask) if explore else self.dist.mode(out, mask)
+        return after, action, {"state": carry}
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
         if carry is None:
             carry = self.init_carry(count_rows(obs)).to(self.device)
-        values: Tensor = self.nets["policy"](state.params["policy"], self._normalised(state, obs), carry)[1]
+        values: Tensor = self.nets["policy"](state.params["policy"], self.observed(state, obs)[0], carry)[1]
         return values
 
 

@@ -11,7 +11,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rl_training.envs.making import env_name, find_spec, user_errors
+from rl_training.envs.masks import components, without_choice
 from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, ObservationShapeError, make_spec
+from rl_training.envs.spec import MASK
 from rl_training.envs.sync import Buffers, copy_rows, describe, named, select
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.errors import UserError
@@ -24,7 +26,8 @@ class NativeVectorEnv(VectorEnv):
     after an episode's end is a reset and no transition: it comes with `valid` False.
     """
 
-    def __init__(self, envs: Any, *, seeds: Sequence[int] = (0,), stream: int = 0, env_id: str | None = None) -> None:
+    def __init__(self, envs: Any, *, seeds: Sequence[int] = (0,), stream: int = 0, env_id: str | None = None,
+                 masks: bool = False) -> None:  # fmt: skip
         self._envs: list[Any] = list(envs) if isinstance(envs, list | tuple) else [envs]
         if len(self._envs) != len(seeds):
             raise UserError(f"{len(self._envs)} vector environments need as many seeds; got {len(seeds)}.")
@@ -32,8 +35,9 @@ class NativeVectorEnv(VectorEnv):
         gym_spec = getattr(first, "spec", None)
         name = env_id or (gym_spec.id if gym_spec else type(first).__name__)
         obs_space, action_space = first.single_observation_space, first.single_action_space
-        self.spec = make_spec(name, obs_space, action_space, getattr(gym_spec, "max_episode_steps", None))
-        self._encoder = ObsEncoder(obs_space)
+        self.spec = make_spec(name, obs_space, action_space, getattr(gym_spec, "max_episode_steps", None), masks)
+        self._encoder = ObsEncoder(obs_space, masks)
+        self._masks, self._choices = masks, components(self.spec.action) if self.spec.masked else []
         self._decoder = ActionDecoder(self.spec.action, action_space)
         ends = np.cumsum([env.num_envs for env in self._envs]).tolist()
         self._rows = [slice(end - env.num_envs, end) for end, env in zip(ends, self._envs)]
@@ -50,11 +54,17 @@ class NativeVectorEnv(VectorEnv):
         self._round = self._round + 1 if episode is None else episode
         self._parity ^= 1
         for env, rows, place in zip(self._envs, self._rows, self._places):
-            obs, _ = env.reset(seed=episode_seed(*place, self._round))
+            obs, info = env.reset(seed=episode_seed(*place, self._round))
+            if self._masks and not self.spec.masked and MASK in info:
+                raise UserError(
+                    f"{self.spec.env_id} gives its {MASK} in info: use vectorization 'sync' or 'async',"
+                    " or put it into the observation"
+                )
             self._encode(obs, self.current_obs(), rows)
         self._resetting[:] = False
         self._returns[:], self._lengths[:] = 0.0, 0
         self._check(self.current_obs())
+        self._check_masks(self.current_obs())
         return self.current_obs()
 
     def step(self, actions: Array) -> Step:
@@ -94,6 +104,7 @@ class NativeVectorEnv(VectorEnv):
                 raw, _ = env.reset(options={"reset_mask": done[rows].copy()})
             self._encode(raw, obs, rows)
         self._check(obs)
+        self._check_masks(obs)
         return Step(obs, final_obs, rewards, terminated, truncated, valid, finished)
 
     def current_obs(self) -> Obs:
@@ -153,6 +164,13 @@ class NativeVectorEnv(VectorEnv):
         for k, a in named(batch).items():
             named(obs)[k][offset + np.array(rows)] = a[rows]
 
+    def _check_masks(self, obs: Obs) -> None:
+        """Every row that will be acted on (one whose next step is a reset will not) leaves an action."""
+        if self._choices:
+            bad = [i for i in without_choice(named(obs)[MASK], self._choices).tolist() if not self._resetting[i]]
+            if bad:
+                raise EnvError(f"{self.spec.env_id}, sub-environment {bad[0]}: the {MASK} allows no action")
+
     def _check(self, obs: Obs, rewards: Array | None = None) -> None:
         fields = describe(obs)
         if rewards is not None:
@@ -187,6 +205,7 @@ def make_native(
     num_envs: int,
     stream: int,
     env_kwargs: dict[str, Any],
+    masks: bool = False,
 ) -> NativeVectorEnv:
     """One native vector environment a seed, so that a seed's episodes do not depend on the others in the study."""
     envs: list[Any]
@@ -213,7 +232,7 @@ def make_native(
         envs = [env_id() for _ in seeds]
         if not isinstance(envs[0], gym.vector.VectorEnv) or envs[0].num_envs != num_envs:
             raise UserError(f"With vectorization 'vector', env_fn must return a VectorEnv of {num_envs} environments.")
-    return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_name(env_id))
+    return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_name(env_id), masks=masks)
 
 
 def _has_state(env: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.envs.spec import MASK, ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 
 Array: TypeAlias = NDArray[Any]
@@ -25,7 +25,7 @@ class _Leaf:
 
     def __init__(self, space: spaces.Space[Any], path: tuple[Any, ...]) -> None:
         self.path = path
-        self.image = ""  # the name of the output image; empty: part of the vector
+        self.image = ""  # the name of the output array; empty: part of the vector
         self.channels_last = False
         self.offset = 0
         if isinstance(space, spaces.Box):
@@ -49,6 +49,13 @@ class _Leaf:
                 "or a Dict or Tuple of them."
             )
         self.size = int(np.prod(self.shape)) if self.one_hot is None else int(self.one_hot.sum())
+        self.part = not self.image  # one of several in its array, at `offset`
+        self.mask = False
+
+    def to_mask(self, offset: int) -> None:
+        """Encode this space's values as part of the action mask."""
+        self.image, self.mask, self.part, self.offset = MASK, True, True, offset
+        self.one_hot, self.size = None, int(np.prod(self.shape))
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -60,7 +67,9 @@ class _Leaf:
         if value.shape != (len(out), *self.shape):
             where = f" {'.'.join(map(str, self.path))}" if self.path else ""
             raise ObservationShapeError(f"observation{where} has shape {value.shape[1:]}, its space says {self.shape}")
-        if self.image:
+        if self.mask:
+            out[...] = value.reshape(len(out), self.size) != 0
+        elif self.image:
             out[...] = value.transpose(0, 3, 1, 2) if self.channels_last else value
         elif self.one_hot is None:
             out[...] = value.reshape(len(out), self.size)
@@ -91,10 +100,11 @@ class ObsEncoder:
     write: Callable[[Any, Any, int], None]
     write_rows: Callable[[list[Any], Any], None]
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], masks: bool = False) -> None:
         self._all = _leaves(space)
-        vectors = [leaf for leaf in self._all if not leaf.image]
-        images = [leaf for leaf in self._all if leaf.image]
+        mask = [leaf for leaf in self._all if masks and leaf.path[:1] == (MASK,)]
+        vectors = [leaf for leaf in self._all if not leaf.image and leaf not in mask]
+        images = [leaf for leaf in self._all if leaf.image and leaf not in mask]
         size = 0
         for leaf in vectors:
             leaf.offset, size = size, size + leaf.size
@@ -106,6 +116,8 @@ class ObsEncoder:
             self.spec = {leaf.image: ArraySpec(leaf.image_shape, "uint8") for leaf in images}
             if vectors:
                 self.spec["vector"] = ArraySpec((size,))
+        if mask:
+            self._split_mask(mask)
         self.write, self.write_rows = self._write, self._write_rows
         only = self._all[0] if self._all else None
         if len(self._all) == 1 and only is not None and not only.path and only.one_hot is None:
@@ -113,6 +125,19 @@ class ObsEncoder:
                 self.write = _image_writer(only.shape, only.channels_last)
             else:
                 self.write, self.write_rows = _box_writer(only.shape), _box_rows_writer(only.shape)
+
+    def _split_mask(self, leaves: list[_Leaf]) -> None:
+        """The action mask becomes an array of its own, beside what networks read."""
+        size = 0
+        for leaf in leaves:
+            leaf.to_mask(size)
+            size += leaf.size
+        if not isinstance(self.spec, dict):
+            if self.spec.shape == (0,):
+                raise UserError(f"the observation holds nothing but its {MASK}")
+            image = next((leaf.image for leaf in self._all if leaf.image and leaf.image != MASK), "")
+            self.spec = {image or "vector": self.spec}
+        self.spec = {**self.spec, MASK: ArraySpec((size,), "uint8")}
 
     def empty(self, n: int, allocate: Callable[[tuple[int, ...], str], Array] = np.zeros) -> Obs:
         """A buffer for `n` encoded observations."""
@@ -142,7 +167,7 @@ class ObsEncoder:
             for key in leaf.path:
                 value = value[key]
             target = (out[leaf.image or "vector"]) if isinstance(out, dict) else out
-            if not leaf.image:
+            if leaf.part:
                 target = target[:, leaf.offset : leaf.offset + leaf.size]
             leaf.fill(np.asarray(value)[None] if single else value, target)
 
@@ -271,9 +296,16 @@ def make_spec(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
     max_episode_steps: int | None = None,
+    masks: bool = False,
 ) -> EnvSpec:
     """The shapes after encoding; a space we cannot encode is refused here, before anything is trained."""
+    from rl_training.envs.masks import check_length
+
     try:
-        return EnvSpec(env_id, ObsEncoder(observation_space).spec, make_action_spec(action_space), max_episode_steps)
+        observation, action = ObsEncoder(observation_space, masks).spec, make_action_spec(action_space)
+        spec = EnvSpec(env_id, observation, action, max_episode_steps)
+        if masks and isinstance(observation, dict) and MASK in observation:
+            check_length(observation[MASK].shape[0], action)
+        return spec
     except UserError as error:
         raise UserError(f"{env_id}: {error}") from None

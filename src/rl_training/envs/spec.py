@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+MASK = "action_mask"  # the part of an observation that says which actions are allowed
 ActionKind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
 
@@ -60,7 +61,7 @@ class ActionSpec:
 @dataclass(frozen=True)
 class EnvSpec:
     env_id: str
-    observation: ArraySpec | dict[str, ArraySpec]  # a dict only when images and vectors come together
+    observation: ArraySpec | dict[str, ArraySpec]  # a dict only when several arrays come together
     action: ActionSpec
     max_episode_steps: int | None = None
 
@@ -70,6 +71,19 @@ class EnvSpec:
         if isinstance(self.observation, dict) or len(self.observation.shape) != 1:
             raise ValueError(f"{self.env_id} has no plain vector observation: {self.observation}")
         return self.observation.shape[0]
+
+    @property
+    def masked(self) -> bool:
+        """Does the environment say which actions are allowed?"""
+        return isinstance(self.observation, dict) and MASK in self.observation
+
+    @property
+    def unmasked(self) -> EnvSpec:
+        """The spec without the mask: what networks read."""
+        if not isinstance(self.observation, dict) or MASK not in self.observation:
+            return self
+        rest = {name: array for name, array in self.observation.items() if name != MASK}
+        return replace(self, observation=rest if len(rest) > 1 else next(iter(rest.values())))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

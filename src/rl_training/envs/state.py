@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from rl_training.envs.masks import InfoMask
 from rl_training.envs.spaces import Array
 from rl_training.envs.vector import EnvError, EnvState
 from rl_training.errors import UserError
@@ -42,7 +43,7 @@ def unpack(state: EnvState, m: int) -> list[SubState]:
 def has_state(env: gym.Env[Any, Any]) -> bool:
     """Own state counts only below wrappers whose state we know; any other wrapper may hide some (frame stacks)."""
     while isinstance(env, gym.Wrapper):
-        if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
+        if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker | InfoMask):
             return False
         env = env.env
     return callable(getattr(env, "get_state", None)) and callable(getattr(env, "set_state", None))

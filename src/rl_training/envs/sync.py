@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.envs.making import EnvSource, env_name, make_env
+from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
 from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec
-from rl_training.envs.spec import EnvSpec
+from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 
@@ -83,13 +84,17 @@ class SubEnvs:
         places: Sequence[Place],
         allocate: Callable[[ObsEncoder], Buffers] | None = None,
         first: int = 0,
+        masks: bool = False,
     ) -> None:
         self.envs = [make_env(source, env_kwargs) for _ in places]
+        if masks and (length := info_mask_length(self.envs[0])):
+            self.envs = [InfoMask(env, length) for env in self.envs]
         env = self.envs[0]
         limit = env.spec.max_episode_steps if env.spec else None
         name = env.spec.id if env.spec and not isinstance(source, str) else env_name(source)
-        self.spec: EnvSpec = make_spec(name, env.observation_space, env.action_space, limit)
-        self.encoder = ObsEncoder(env.observation_space)
+        self.spec: EnvSpec = make_spec(name, env.observation_space, env.action_space, limit, masks)
+        self.encoder = ObsEncoder(env.observation_space, masks)
+        self._choices = components(self.spec.action) if self.spec.masked else []
         self.decoder = ActionDecoder(self.spec.action, env.action_space)
         self.buffers = allocate(self.encoder) if allocate else Buffers.allocate(self.encoder, len(places), np.zeros)
         self._places, self._first = list(places), first
@@ -111,6 +116,7 @@ class SubEnvs:
         for i in range(len(self.envs)):
             self._reset_one(i, parity)
         self._check_finite(parity)
+        self._check_masks(parity)
 
     def step(self, actions: Array, parity: int) -> list[int]:
         """One step of all; returns the rows whose episode ended. `actions` must already be a private copy."""
@@ -141,6 +147,7 @@ class SubEnvs:
         terminated_out.fill(False)
         truncated_out.fill(False)
         if not ended:
+            self._check_masks(parity)
             return []
         for i, terminated, truncated in ended:
             terminated_out[i], truncated_out[i] = terminated, truncated
@@ -150,6 +157,7 @@ class SubEnvs:
             self.buffers.episode[i] += 1
             self._reset_one(i, parity)
         self._check_finite(parity)
+        self._check_masks(parity)  # not before: where an episode ends, no action may be left
         keep = self._now - min(self._starts)
         while len(self._log) > keep:
             self._log.popleft()
@@ -204,6 +212,12 @@ class SubEnvs:
                 rows = x.reshape(len(self.envs), -1)
                 bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
                 raise self._fault(bad, f"{name} holds NaN or infinity: {rows[bad].tolist()[:32]}")
+
+    def _check_masks(self, parity: int) -> None:
+        if self._choices:
+            bad = without_choice(named(self.buffers.halves[parity].obs)[MASK], self._choices)
+            if len(bad):
+                raise self._fault(int(bad[0]), f"the {MASK} allows no action, though the episode has not ended")
 
     def _fault(self, i: int, what: str) -> EnvError:
         where = f"episode {int(self.buffers.episode[i])}, step {self._now - self._starts[i]}"
@@ -273,8 +287,10 @@ class SubEnvs:
 class SyncVectorEnv(VectorEnv):
     """All sub-environments in this process: no copies, no messages, the fastest for cheap environments."""
 
-    def __init__(self, source: EnvSource, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None) -> None:
-        self._sub = SubEnvs(source, env_kwargs, places)
+    def __init__(
+        self, source: EnvSource, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None, masks: bool = False
+    ) -> None:
+        self._sub = SubEnvs(source, env_kwargs, places, masks=masks)
         self.spec, self.num_envs = self._sub.spec, len(places)
         self._buffers = self._sub.buffers
         self._parity, self._started = 0, False

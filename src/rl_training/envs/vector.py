@@ -106,6 +106,7 @@ def make_vector_env(
     vectorization: str = "auto",
     env_kwargs: dict[str, Any] | None = None,
     timeout: float = 60.0,
+    masks: bool = False,
 ) -> VectorEnv:
     """`len(seeds) * num_envs` sub-environments; number i belongs to `seeds[i // num_envs]`.
 
@@ -113,6 +114,7 @@ def make_vector_env(
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
     MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
     worker may take for one step. "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
+    `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
     from rl_training.envs.native import make_native
     from rl_training.envs.sync import SyncVectorEnv
@@ -129,8 +131,8 @@ def make_vector_env(
     if min(seeds) < 0:
         raise UserError(f"seeds must not be negative; got {min(seeds)}.")
     if vectorization in ("vector", "envpool"):
-        return make_native(env_id, vectorization, seeds, num_envs, stream, env_kwargs or {})
+        return make_native(env_id, vectorization, seeds, num_envs, stream, env_kwargs or {}, masks)
     places = [(int(seed), stream, n) for seed in seeds for n in range(num_envs)]
     if vectorization == "async":
-        return AsyncVectorEnv(env_id, places, env_kwargs, timeout=timeout)
-    return SyncVectorEnv(env_id, places, env_kwargs)
+        return AsyncVectorEnv(env_id, places, env_kwargs, timeout=timeout, masks=masks)
+    return SyncVectorEnv(env_id, places, env_kwargs, masks)

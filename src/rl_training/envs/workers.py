@@ -60,6 +60,7 @@ def _work(
     total: int,
     actions_like: tuple[tuple[int, ...], Any],
     block: Any,
+    masks: bool,
 ) -> None:
     """A worker's life: make its sub-environments, then obey until told to stop or the learner is gone."""
     # A signal meant for the whole process group must not take the workers before the learner has saved its state.
@@ -70,7 +71,7 @@ def _work(
     try:
         actions = arena(*actions_like)[rows]
         sub = SubEnvs(
-            source, env_kwargs, places, lambda encoder: Buffers.allocate(encoder, total, arena).rows(rows), first
+            source, env_kwargs, places, lambda encoder: Buffers.allocate(encoder, total, arena).rows(rows), first, masks
         )
         conn.send_bytes(OK)
         while True:
@@ -148,9 +149,13 @@ class AsyncVectorEnv(VectorEnv):
         *,
         timeout: float = 60.0,
         num_workers: int | None = None,
+        masks: bool = False,
     ) -> None:
         name = env_name(source)
-        probe = SubEnvs(source, env_kwargs, places[:1])  # fails here, in the user's words, rather than in a worker
+        self._masks = masks
+        probe = SubEnvs(
+            source, env_kwargs, places[:1], masks=masks
+        )  # fails here, in the user's words, rather than in a worker
         probe.close()
         # The spec rather than its id: the worker may not have run the code that registered it.
         source = find_spec(source) if isinstance(source, str) else source
@@ -255,7 +260,8 @@ class AsyncVectorEnv(VectorEnv):
 
     def _launch(self, worker: _Worker) -> None:
         places = self._places[worker.rows]
-        worker.launch(self._ctx, *self._args, places, worker.rows.start, self.num_envs, self._like, self._block)
+        start = worker.rows.start
+        worker.launch(self._ctx, *self._args, places, start, self.num_envs, self._like, self._block, self._masks)
 
     def _ask(
         self, command: bytes, timeout: float, payloads: Sequence[Any] | None = None, only: _Worker | None = None

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
-from rl_training.envs.spec import EnvSpec
+from rl_training.envs.masks import components, without_choice
+from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.errors import UserError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpoint import Checkpoint, load_checkpoint, resolve
@@ -98,10 +99,14 @@ class Agent:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
         if self._encoder is None:
             from rl_training.envs.making import make_env
+            from rl_training.envs.masks import InfoMask, info_mask_length
             from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
 
             env = make_env(self.env, self.config.env_arguments("evaluation"))
-            self._encoder = ObsEncoder(env.observation_space)
+            masks = self.algorithm.masks
+            if masks and (length := info_mask_length(env)):
+                env = InfoMask(env, length)
+            self._encoder = ObsEncoder(env.observation_space, masks)
             self._check_spec(self._encoder.spec, make_action_spec(env.action_space))
             self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
             self._space = env.observation_space
@@ -130,13 +135,24 @@ class Agent:
     # --- use -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, obs: Any, *, deterministic: bool = True, episode_start: Any = None) -> Any:
+    def predict(
+        self, obs: Any, *, deterministic: bool = True, episode_start: Any = None, action_mask: Any = None
+    ) -> Any:
         """Action(s) for the environment: for one observation, or a batch of them.
 
         A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
         it, or `episode_start` (a flag, or one for each observation). `memory.carry` can be kept and put back.
+        `action_mask` is for environments that give the mask in info; one in the observation is read from there.
         """
+        if action_mask is not None:
+            if not self.algorithm.spec.masked:
+                raise UserError(f"this {self.config.algo} policy was trained without action masks")
+            obs = {**obs, MASK: action_mask} if isinstance(obs, dict) else {"observation": obs, MASK: action_mask}
         batch, single = self._encode(obs)
+        if self.algorithm.spec.masked:
+            masks, parts = batch[MASK].cpu().numpy(), components(self.algorithm.spec.action)
+            if len(without_choice(masks, parts)):
+                raise UserError(f"the {MASK} allows no action of {self.algorithm.spec.env_id}")
         self._calls += 1
         key = self._key if deterministic else rng.fold(self._key, self._calls)
         carry = self.memory.read(count_rows(batch), episode_start)

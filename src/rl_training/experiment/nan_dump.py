@@ -26,7 +26,7 @@ def save_nan_dump(run_dir: Path, loop: Loop, index: int, step: int) -> Path:
         at_step = train._replace(step=torch.full_like(train.step, step))
         tensors |= dict(tree_items(learner.sample_one(phase, at_step, learner.tree["keys"][index], *data), "batch"))
     elif isinstance(learner, RolloutLearner):
-        tensors |= dict(tree_items(tree_map(lambda x: x[index], learner.scratch["batch"]), "batch"))
+        tensors |= dict(tree_items(tree_map(lambda x: x[index], learner.scratch["rollout"]["batch"]), "batch"))
     directory = run_dir / f"nan_dump_seed{loop.seeds[index]}_update{step}"
     directory.mkdir(exist_ok=True)
     save_file({k: v.contiguous().cpu().clone() for k, v in tensors.items()}, directory / "tensors.safetensors")

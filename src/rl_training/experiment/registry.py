@@ -53,6 +53,11 @@ def _continuous(name: str, class_name: str, target: str, summary: str, **default
     return Entry(name, class_name, target, "continuous control", "off_policy", BOX, summary, defaults)
 
 
+def _on_policy(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "on-policy", "on_policy", ANY, summary, defaults)
+
+
 def _value(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
     return Entry(
         name, class_name, f"rl_training.algorithms.{target}", "value-based", "off_policy", DISCRETE, summary, defaults
@@ -93,6 +98,10 @@ _TABLE: tuple[Entry, ...] = (
           "Proximal policy optimisation (Schulman et al. 2017)"),
     Entry("recurrent_ppo", "RecurrentPPO", "rl_training.algorithms.recurrent_ppo:RecurrentPPO", "on-policy",
           "on_policy", ANY, "PPO whose actor and critic remember, by LSTM or GRU"),
+    _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
+    _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
+    _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors corrected by V-trace (Espeholt et al. 2018)"),
+    _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that share value features (Cobbe et al. 2021)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",

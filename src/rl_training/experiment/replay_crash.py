@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as flat
 
 import rl_training
-from rl_training.algorithms.base import Aux, TrainState
+from rl_training.algorithms.base import Aux, Phase, TrainState
 from rl_training.envs.vector import EnvError
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment.agent import EnvSource, safe_env_id
@@ -181,27 +181,25 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
         def part(tree: Any) -> Any:
             return tree_map(lambda x: x[index].clone(), tree)
 
-        def stop_at(step: Step, make_batch: Callable[[TrainState, Tensor], dict[str, Tensor]]) -> None:
+        def stop_at(phase: Phase, make_batch: Callable[..., dict[str, Tensor]], *arguments: Any) -> None:
             train, key = part(learner.train), learner.tree["keys"][index]
             if int(train.step) >= update:
-                batch = make_batch(train, key)
-                raise _Reached(step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+                batch = make_batch(phase, train, key, *arguments[1:])
+                raise _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
 
-        if isinstance(learner, ReplayLearner):
+        def sampled(phase: Phase, train: TrainState, key: Tensor) -> dict[str, Tensor]:
+            batch: dict[str, Tensor] = learner.sample_one(
+                phase, train, key, *part(learner.source_data(learner.tree, phase))
+            )
+            return batch
+
+        def cut(phase: Phase, train: TrainState, key: Tensor, scratch: dict[str, Any]) -> dict[str, Tensor]:
+            return part(learner.minibatch(phase, scratch))  # type: ignore[no-any-return]
+
+        if isinstance(learner, ReplayLearner | RolloutLearner):
+            make = sampled if isinstance(learner, ReplayLearner) else cut
             for phase in learner.phases:
-
-                def sampled(train: TrainState, key: Tensor, phase: Any = phase) -> dict[str, Tensor]:
-                    return learner.sample_one(phase, train, part(learner.source_data(learner.tree, phase)), key)
-
-                _before(learner._updates, phase.name, partial(stop_at, phase.step, sampled))
-        elif isinstance(learner, RolloutLearner):
-
-            def minibatch(train: TrainState, key: Tensor) -> dict[str, Tensor]:
-                order, offset = learner.scratch["order"][index], learner.scratch["offset"][index]
-                rows = order[offset + torch.arange(learner.batch_size, device=order.device)]
-                return tree_map(lambda x: x[index][rows], learner.scratch["batch"])
-
-            _before(learner.__dict__, "_minibatch", partial(stop_at, trainer.algorithm.train_step, minibatch))
+                _before(_steps(learner), phase.name, partial(stop_at, phase, make))
         else:
             raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
         try:
@@ -211,11 +209,18 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
     return None
 
 
-def _before(table: dict[str, Any], name: str, hook: Callable[[], None]) -> None:
+def _steps(learner: Any) -> dict[str, Any]:
+    """The function of each phase."""
+    table: dict[str, Any] = learner._updates if isinstance(learner, ReplayLearner) else learner._steps
+    return table
+
+
+def _before(table: dict[str, Any], name: str, hook: Callable[..., None]) -> None:
+    """Have `hook` called with the arguments of each call."""
     run = table[name]
 
     def hooked(*arguments: Any) -> Any:
-        hook()
+        hook(*arguments)
         return run(*arguments)
 
     table[name] = hooked
@@ -230,14 +235,13 @@ def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
         class Found(Exception):
             pass
 
-        def look() -> None:
+        def look(*_: Any) -> None:
             if not all(finite(x[index]) for _, x in tree_items(learner.train)):
                 raise Found
             last[0] = int(learner.train.step[index])
 
-        table: dict[str, Any] = learner._updates if isinstance(learner, ReplayLearner) else learner.__dict__
-        for name in list(table) if isinstance(learner, ReplayLearner) else ["_minibatch"]:
-            _before(table, name, look)
+        for name in _steps(learner):
+            _before(_steps(learner), name, look)
         try:
             _train(trainer)
             look()

@@ -80,7 +80,7 @@ class Trainer:
         self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds))
         self.envs: VectorEnv = make_vector_env(
             self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
-            env_kwargs=config.env_arguments("training"),
+            env_kwargs=config.env_arguments("training"), masks=entry.load().masks,
         )  # fmt: skip
         try:
             self.algorithm = build_algorithm(config, self.envs.spec, self.device)

@@ -1,9 +1,10 @@
-"""Actor and critic for on-policy algorithms: separate networks in one module, so that one optimiser serves both."""
+"""Actor and critic for on-policy algorithms: apart, or both in one module, so that one optimiser serves both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from rl_training.models.layers import Scalar, orthogonal
 from rl_training.models.torsos import torso
 
 
-class ActorCritic(nn.Module):
-    """Orthogonal initialisation, separate torsos; Gaussian policies have a state-independent log-std.
+class Actor(nn.Module):
+    """Orthogonal initialisation; Gaussian policies have a state-independent log-std.
 
     `outputs` is the number of numbers the action distribution reads (`ops.distributions`).
     """
@@ -24,23 +25,49 @@ class ActorCritic(nn.Module):
         log_std_init: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        gain = math.sqrt(2.0)
         gaussian = spec.action.kind == "box"
-        self.actor_torso, features = torso(spec, hidden_sizes, activation, gain)
-        self.actor_head = orthogonal(nn.Linear(features, spec.action.dim if gaussian else outputs), 0.01)
+        self.actor_torso, self.features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
+        self.actor_head = orthogonal(nn.Linear(self.features, spec.action.dim if gaussian else outputs), 0.01)
         self.log_std = nn.Parameter(torch.full((spec.action.dim,), log_std_init)) if gaussian else None
-        self.critic_torso, features = torso(spec, hidden_sizes, activation, gain)
-        self.critic_head = Scalar(features, gain=1.0)
 
     def policy(self, obs: Tensor) -> Tensor:
-        out: Tensor = self.actor_head(self.actor_torso(obs))
+        return self.head(self.actor_torso(obs))
+
+    def head(self, features: Tensor) -> Tensor:
+        out: Tensor = self.actor_head(features)
         return out if self.log_std is None else torch.cat([out, self.log_std.expand_as(out)], -1)
+
+    def forward(self, obs: Tensor) -> Any:
+        return self.policy(obs)
+
+
+class Critic(nn.Module):
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh") -> None:
+        super().__init__()
+        self.torso, features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
+        self.head = Scalar(features, gain=1.0)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        out: Tensor = self.head(self.torso(obs))
+        return out
+
+
+class ActorCritic(Actor):
+    """Actor and critic with separate torsos."""
+
+    def __init__(
+        self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh",
+        log_std_init: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(spec, outputs, hidden_sizes, activation, log_std_init)
+        self.critic_torso, features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
+        self.critic_head = Scalar(features, gain=1.0)
 
     def value(self, obs: Tensor) -> Tensor:
         out: Tensor = self.critic_head(self.critic_torso(obs))
         return out
 
-    def forward(self, obs: Tensor, part: str = "both") -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, obs: Tensor, part: str = "both") -> Any:
         if part == "policy":
             return self.policy(obs)
         if part == "value":

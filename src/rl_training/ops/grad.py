@@ -16,8 +16,7 @@ P = TypeVar("P")
 
 def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[Tensor, Any, P]:
     """`(value, aux, gradients)` of `loss(params) -> (value, aux)`, with respect to every leaf of `params`."""
-    leaves = tree_leaves(params)
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(leaves[0]):
+    if _transformed(tree_leaves(params)[0]):
         grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(params)
         return value, aux, grads
     with torch.enable_grad():
@@ -25,3 +24,19 @@ def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[
         value, aux = loss(tracked)
         flat = iter(torch.autograd.grad(value, tree_leaves(tracked)))
     return value.detach(), tree_map(lambda x: x.detach(), aux), tree_map(lambda _: next(flat), tracked)
+
+
+def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[[Tensor], Tensor]:
+    """`v -> H v` for the Hessian of the scalar `fn` at the vector `params`; the gradient's graph is built once."""
+    if _transformed(params):
+        pull: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(torch.func.grad(fn), params)[1]
+        return lambda vector: pull(vector)[0]  # H is symmetric
+    with torch.enable_grad():
+        tracked = params.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(fn(tracked), tracked, create_graph=True)
+    return lambda vector: torch.autograd.grad(gradient, tracked, vector, retain_graph=True)[0]
+
+
+def _transformed(x: Tensor) -> bool:
+    """Under `torch.compile`, `vmap` or another functional transform?"""
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -39,8 +39,9 @@ class Evaluator:
     def envs(self) -> VectorEnv:
         if self._envs is None:
             self._envs = make_vector_env(
-                self.env_id, seeds=self.seeds, num_envs=self.width, stream=EVALUATION_STREAM, env_kwargs=self.env_kwargs
-            )
+                self.env_id, seeds=self.seeds, num_envs=self.width, stream=EVALUATION_STREAM,
+                env_kwargs=self.env_kwargs, masks=self.algorithm.masks,
+            )  # fmt: skip
         return self._envs
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
-from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
+from rl_training.algorithms.hyper import OffPolicyHyper, RolloutHyper
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.source import MixedSource, Sink, Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
@@ -328,20 +328,29 @@ class ReplayLearner(Learner):
 
 
 class RolloutLearner(Learner):
-    """On-policy: `learn()` prepares the full rollout and takes epochs x minibatches gradient steps."""
+    """On-policy: `learn()` prepares the full rollout and runs the algorithm's phases on it."""
 
     def __init__(
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
     ) -> None:
-        hp: OnPolicyHyper = algorithm.hp
+        hp: RolloutHyper = algorithm.hp
         columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool), **algorithm.extra_columns()}
         super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
-        self.size, self.batch_size = hp.n_steps * num_envs // hp.chunk, hp.batch_size // hp.chunk
-        self.epochs = hp.n_epochs
-        self.minibatches = self.size // self.batch_size
-        self.scratch: dict[str, Any] = {}
+        self.rollouts, self.phases = 0, algorithm.phases()
+        self.scratch: dict[str, Any] = {}  # the batch of each source, and where its minibatches are cut
+        self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
-        self._minibatch = executor.wrap(self.minibatch_fn, lambda: {**self.small_state(), "scratch": self.scratch})
+        self._steps = {
+            phase.name: executor.wrap(self.step_of(phase), lambda: {**self.small_state(), "scratch": self.scratch})
+            for phase in self.phases
+        }
+
+    @torch.no_grad()
+    def _empty_window(self, phase: Phase) -> Batch:
+        """Room for the phase's columns of its last rollouts: [S, window, rows, ...]."""
+        _, batch = self.prepare_fn(self.tree)
+        rows = {name: batch[name] for name in phase.columns if name in batch}
+        return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
 
     def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
@@ -352,52 +361,105 @@ class RolloutLearner(Learner):
         # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
         return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
-    def shuffle_fn(self, tree: dict[str, Any]) -> Tensor:
+    def shuffle_fn(self, tree: dict[str, Any], rows: int) -> Tensor:
         def one(step: Tensor, key: Tensor) -> Tensor:
-            return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), self.size)
+            return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows)
 
         return self.per_seed(one)(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
 
-    def minibatch_fn(self, tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
-        """One gradient step on the next minibatch of the shuffled rollout."""
+    def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
+        """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
 
         def one(train: TrainState, batch: Batch, order: Tensor, key: Tensor, offset: Tensor) -> Any:
-            rows = order[offset + torch.arange(self.batch_size, device=order.device)]
-            minibatch = tree_map(lambda x: x[rows], batch)
-            new, aux = self.algorithm.train_step(train, minibatch, rng.fold(rng.fold(key, LEARN), train.step))
+            batch = self._cut(phase, batch, order, offset)
+            new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
             return new, aux.metrics
 
-        before = tree["train"].step.clone()
-        new, metrics = self.per_seed(one)(
-            tree["train"], scratch["batch"], scratch["order"], tree["keys"], scratch["offset"]
-        )
-        copy_into(tree["train"], new)
-        scratch["offset"].add_(self.batch_size)
-        self.note_metrics(tree, before, metrics)
-        return metrics  # type: ignore[no-any-return]
+        def step(tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
+            before = tree["train"].step.clone()
+            new, metrics = self.per_seed(one)(
+                tree["train"], scratch["batch"], scratch["order"], tree["keys"], scratch["offset"]
+            )
+            copy_into(tree["train"], new)
+            if phase.batch_size:
+                scratch["offset"].add_(phase.batch_size)
+            self.note_metrics(tree, before, metrics)
+            return metrics  # type: ignore[no-any-return]
 
-    def learn(self) -> dict[str, Tensor]:
+        return step
+
+    def _cut(self, phase: Phase, batch: Batch, order: Tensor, offset: Tensor) -> Batch:
+        """The next rows of one seed's batch; all of it for a phase without minibatches."""
+        if not phase.batch_size:
+            return batch
+        rows = order[offset + torch.arange(phase.batch_size, device=order.device)]
+        return tree_map(lambda x: x[rows], batch)
+
+    def minibatch(self, phase: Phase, scratch: dict[str, Any]) -> Batch:
+        """What the next step of a phase reads, of every seed."""
+        cut = self.per_seed(lambda *trees: self._cut(phase, *trees))
+        return cut(scratch["batch"], scratch["order"], scratch["offset"])  # type: ignore[no-any-return]
+
+    def learn(self) -> tuple[dict[str, Tensor], int]:
+        """The metrics of the last steps, and how many gradient steps were taken."""
         extra, batch = self._prepare(self.tree)
         with torch.no_grad():
             copy_into(self.tree["train"].extra, extra)
             self.tree["data"]["count"].zero_()
-        if not self.scratch:
-            offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
-            order = torch.zeros((len(self.seeds), self.size), dtype=torch.int64, device=self.device)
-            self.scratch = {"batch": tree_map(torch.clone, batch), "order": order, "offset": offset}
-        copy_into(self.scratch["batch"], batch)
+        rollout = self._stage("rollout", batch)
         metrics: dict[str, Tensor] = {}
-        for _ in range(self.epochs):
+        updates = 0
+        for phase in self.phases:
+            if phase.window > 1:
+                self._remember(phase, batch)
+            if (self.rollouts + 1) % phase.every == 0:
+                scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
+                for _ in range(phase.calls(0)):
+                    latest, taken = self._epoch(phase, scratch)
+                    metrics, updates = {**metrics, **latest}, updates + taken
+        self.rollouts += 1
+        return metrics, updates
+
+    @torch.no_grad()
+    def _stage(self, source: str, batch: Batch) -> dict[str, Any]:
+        """A batch in tensors that stay in place, with room for the order of its minibatches."""
+        if source not in self.scratch:
+            offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
+            order = torch.zeros(batch["weights"].shape[:2], dtype=torch.int64, device=self.device)
+            self.scratch[source] = {"batch": tree_map(torch.clone, batch), "order": order, "offset": offset}
+        copy_into(self.scratch[source]["batch"], batch)
+        staged: dict[str, Any] = self.scratch[source]
+        return staged
+
+    @torch.no_grad()
+    def _remember(self, phase: Phase, batch: Batch) -> None:
+        window, slot = self.tree["windows"][phase.name], self.rollouts % phase.window
+        for name, column in window.items():
+            tree_map(lambda kept, new: kept[:, slot].copy_(new), column, batch[name])
+
+    @torch.no_grad()
+    def _window(self, phase: Phase) -> Batch:
+        """What the phase kept of its last rollouts, as one batch."""
+        batch: Batch = tree_map(lambda x: x.flatten(1, 2), self.tree["windows"][phase.name])
+        return batch if phase.begin is None else self.per_seed(phase.begin)(self.tree["train"], batch)
+
+    def _epoch(self, phase: Phase, scratch: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
+        rows = scratch["order"].shape[1]
+        if phase.batch_size:
             with torch.no_grad():
-                self.scratch["order"].copy_(self.shuffle_fn(self.tree))
-                self.scratch["offset"].zero_()
-            for _ in range(self.minibatches):
-                metrics = self._minibatch(self.tree, self.scratch)
-        return metrics
+                scratch["order"].copy_(self.shuffle_fn(self.tree, rows))
+                scratch["offset"].zero_()
+        metrics: dict[str, Tensor] = {}
+        count = rows // phase.batch_size if phase.batch_size else 1
+        for _ in range(count):
+            metrics = self._steps[phase.name](self.tree, scratch)
+        return metrics, count
 
     @property
     def updates_per_rollout(self) -> int:
-        return self.epochs * self.minibatches
+        """Gradient steps for each rollout, on average."""
+        count: int = self.algorithm.hp.updates_per_rollout(self.num_envs)
+        return count
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.hyper import OnPolicyHyper
+from rl_training.algorithms.hyper import RolloutHyper
 from rl_training.envs.vector import VectorEnv
-from rl_training.errors import UserError
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import RolloutLearner
 from rl_training.runtime.loops.base import Loop
@@ -19,22 +18,17 @@ class OnPolicyLoop(Loop):
         self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
     ) -> None:
         super().__init__(algorithm, envs, seeds, total)
-        self.hp: OnPolicyHyper = algorithm.hp
+        self.hp: RolloutHyper = algorithm.hp
         self.learner: RolloutLearner = RolloutLearner(algorithm, seeds, self.num_envs, total, executor)
         self.rollout_size = self.hp.n_steps * self.num_envs
 
     @staticmethod
-    def planned_updates(hyper: OnPolicyHyper, total: int, num_envs: int) -> int:
-        size = hyper.n_steps * num_envs
-        return total // size * hyper.n_epochs * (size // hyper.batch_size)
+    def planned_updates(hyper: RolloutHyper, total: int, num_envs: int) -> int:
+        return total // (hyper.n_steps * num_envs) * hyper.updates_per_rollout(num_envs)
 
     @classmethod
-    def check(cls, hyper: OnPolicyHyper, num_envs: int) -> None:
-        size = hyper.n_steps * num_envs
-        if size % hyper.batch_size:
-            raise UserError(
-                f"batch_size = {hyper.batch_size} must divide n_steps x num_envs = {hyper.n_steps} x {num_envs}"
-            )
+    def check(cls, hyper: RolloutHyper, num_envs: int) -> None:
+        hyper.check_rollout(num_envs)
 
     def advance(self, until: int) -> None:
         self.start()
@@ -42,8 +36,9 @@ class OnPolicyLoop(Loop):
             steps = min(self.hp.n_steps, (self.total - self.env_steps) // self.num_envs)
             self._collect(max(1, steps))
             if steps == self.hp.n_steps:
-                self.metrics = self.learner.learn()
-                self.gradient_steps += self.learner.updates_per_rollout
+                metrics, updates = self.learner.learn()
+                self.metrics = {**self.metrics, **metrics}
+                self.gradient_steps += updates
             else:  # the budget ends inside a rollout: its steps are counted, but they are too few to learn from
                 self.learner.tree["data"]["count"].zero_()
 
@@ -55,3 +50,10 @@ class OnPolicyLoop(Loop):
             if i < steps - 1:
                 actions = self.learner.interact()
         self.learner.write()
+
+    def counters(self) -> dict[str, Any]:
+        return {**super().counters(), "rollouts": self.learner.rollouts}
+
+    def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
+        self.learner.rollouts = int(counters.get("rollouts", 0))
+        return super().load(tensors, counters)

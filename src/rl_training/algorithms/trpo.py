@@ -1,0 +1,150 @@
+"""Trust-region policy optimisation (Schulman et al. 2015): the natural gradient by conjugate gradient on
+Fisher-vector products, scaled to the KL bound, and a backtracking line search that holds the step to it.
+
+One policy step on each whole rollout, then several epochs of minibatches for the critic. Iterations are fixed in
+number and chosen by selects, so the step compiles and runs for many seeds. Settings are named as in sb3-contrib.
+Deviations: generalised advantages (Schulman et al. 2016) instead of single-path Monte-Carlo estimates; products use
+the whole rollout, not a tenth of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Aux, Batch, Obs, Phase, TrainState
+from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
+from rl_training.algorithms.policy_gradient import Params, PolicyGradient
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.policy import Actor, Critic
+from rl_training.ops import distributions
+from rl_training.ops.grad import hessian_product, value_and_grad
+from rl_training.ops.linesearch import backtracking, conjugate_gradient
+from rl_training.ops.losses import weighted_mean, weighted_normalise
+
+
+class TRPOHyper(RolloutHyper):
+    learning_rate: Positive = constant(1e-3)
+    """Step size of the critic's optimiser; a number or a schedule."""
+    n_steps: int = Field(256, ge=1)
+    """Steps of each environment in one rollout."""
+    max_grad_norm: float = Field(0.0, ge=0.0)
+    """The critic's gradients are scaled down to this norm; 0 switches it off."""
+    target_kl: float = Field(0.01, gt=0.0)
+    """Bound on the mean KL divergence of one policy step."""
+    cg_max_steps: int = Field(15, ge=1, le=100)
+    """Iterations of the conjugate gradient."""
+    cg_damping: float = Field(0.1, ge=0.0)
+    """Multiple of the identity added to the Fisher matrix."""
+    line_search_max_iter: int = Field(10, ge=1, le=100)
+    """Step lengths that the line search tries."""
+    line_search_shrinking_factor: float = Field(0.8, gt=0.0, lt=1.0)
+    """Ratio of one tried step length to the one before."""
+    n_critic_updates: int = Field(10, ge=1)
+    """Passes over each rollout for the critic."""
+    batch_size: int = Field(128, ge=1)
+    """Transitions in one update of the critic; must divide n_steps x num_envs."""
+    normalize_advantage: bool = True
+    """Standardise the advantages of each rollout."""
+
+    def updates_per_rollout(self, num_envs: int) -> int:
+        return 1 + self.n_critic_updates * (self.n_steps * num_envs // self.batch_size)
+
+
+class TRPO(PolicyGradient[TRPOHyper]):
+    Hyper = TRPOHyper
+    name = "trpo"
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp, outputs = self.hp, distributions.for_action(spec.action).size
+        return {
+            "actor": Actor(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
+            "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation),
+        }
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        return dict(network.named_children())
+
+    def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
+        return {"critic": self.optim.init(params["critic"])}
+
+    def policy_out(self, params: Params, obs: Obs) -> Tensor:
+        out: Tensor = self.nets["actor"](params["actor"], obs)
+        return out
+
+    def values(self, params: Params, obs: Obs) -> Tensor:
+        values: Tensor = self.nets["critic"](params["critic"], obs)
+        return values
+
+    def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
+        return self.policy_out(params, obs), self.values(params, obs)
+
+    def phases(self) -> tuple[Phase, ...]:
+        hp = self.hp
+        return (
+            Phase("policy", self.policy_step, "rollout"),
+            Phase("critic", self.critic_step, "rollout", times=hp.n_critic_updates, batch_size=hp.batch_size),
+        )
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        """A policy step and a critic step on the same batch: what `update(batch)` does."""
+        after, policy = self.policy_step(state, batch, key)
+        after, critic = self.critic_step(after, batch, key)
+        return after._replace(step=state.step + 1), Aux({**policy.metrics, **critic.metrics})
+
+    def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, net, old, weights = self.hp, self.nets["actor"], state.params["actor"], batch["weights"]
+        mask = batch.get("mask")
+        advantages = weighted_normalise(batch["advantages"], weights) if hp.normalize_advantage else batch["advantages"]
+        old_out = net(old, batch["obs"]).detach()
+
+        def surrogate(params: Tensor) -> tuple[Tensor, Tensor]:
+            out = net(params, batch["obs"])
+            log_ratio = self.dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
+            ratio = torch.exp(torch.where(weights > 0, log_ratio, 0.0))  # rows that do not count cannot overflow
+            return weighted_mean(ratio * advantages, weights), out  # Eq. 14
+
+        def divergence(params: Tensor) -> Tensor:
+            return weighted_mean(self.dist.kl(old_out, net(params, batch["obs"]), mask), weights)
+
+        before, _, gradient = value_and_grad(surrogate, old)
+        fisher = hessian_product(divergence, old)  # app. C.1: the Hessian of the KL where it is 0
+
+        def product(vector: Tensor) -> Tensor:
+            return fisher(vector) + hp.cg_damping * vector
+
+        direction = conjugate_gradient(product, gradient, hp.cg_max_steps)
+        curvature = direction.dot(product(direction)).clamp(min=1e-20)
+        full_step = torch.sqrt(2.0 * hp.target_kl / curvature) * direction  # app. C: the largest step in the bound
+
+        def accepts(fraction: Tensor) -> Tensor:
+            gain, out = surrogate(old + fraction * full_step)
+            kl = weighted_mean(self.dist.kl(old_out, out, mask), weights)
+            return (kl <= hp.target_kl) & (gain > before)
+
+        fraction = backtracking(accepts, old, hp.line_search_max_iter, hp.line_search_shrinking_factor)
+        params = old + fraction * full_step
+        after, out = surrogate(params)
+        metrics = {
+            "policy_loss": -after,
+            "kl": weighted_mean(self.dist.kl(old_out, out, mask), weights),
+            "kl_bound": torch.full_like(after, hp.target_kl),
+            "line_search_fraction": fraction,
+            "entropy": weighted_mean(self.dist.entropy(out, mask), weights),
+        }
+        state = state._replace(params={**state.params, "actor": params}, step=state.step + 1)
+        return state, Aux(metrics)
+
+    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            values = self.nets["critic"](params, batch["obs"])
+            value = weighted_mean((values - batch["returns"]) ** 2, batch["weights"])
+            return value, {"value_loss": value}
+
+        _, metrics, grads = value_and_grad(loss, state.params["critic"])
+        params, opt = self.optim.update(
+            grads, state.opt["critic"], state.params["critic"], self.hp.learning_rate(state.progress)
+        )
+        state = state._replace(params={**state.params, "critic": params}, opt={"critic": opt}, step=state.step + 1)
+        return state, Aux(metrics)

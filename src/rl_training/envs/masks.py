@@ -1,0 +1,81 @@
+"""Action masks: which actions an environment allows now, from the observation (`action_mask` in a Dict) or from info.
+
+A mask has one entry an action, true for allowed: `[n]` for Discrete, the components one after the other for
+MultiDiscrete, one entry a bit for MultiBinary (a forbidden bit is 0). It travels as one more part of the observation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.spaces import Array
+from rl_training.envs.spec import MASK, ActionSpec
+from rl_training.errors import UserError
+
+
+class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
+    """Moves `info["action_mask"]` into the observation, beside what was there."""
+
+    def __init__(self, env: gym.Env[Any, Any], length: int) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict({"observation": env.observation_space, MASK: spaces.MultiBinary(length)})
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, info = self.env.reset(**arguments)
+        return self._joined(obs, info), info
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._joined(obs, info), reward, terminated, truncated, info
+
+    def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if MASK not in info:
+            raise ValueError(f"info has no '{MASK}', though the first reset gave one")
+        return {"observation": obs, MASK: flat_mask(info[MASK])}
+
+
+def flat_mask(mask: Any) -> Array:
+    """One row of 0 and 1; a tuple of masks, one a component, is joined."""
+    parts = mask if isinstance(mask, tuple | list) and len(mask) and np.ndim(mask[0]) else (mask,)
+    return np.concatenate([np.asarray(part).reshape(-1) != 0 for part in parts]).astype(np.int8)
+
+
+def info_mask_length(env: gym.Env[Any, Any]) -> int:
+    """Length of the mask that the environment gives in info, 0 if it gives none. Resets the environment."""
+    if isinstance(env.action_space, spaces.Box) or in_observation(env.observation_space):
+        return 0
+    _, info = env.reset(seed=0)
+    return len(flat_mask(info[MASK])) if isinstance(info, dict) and MASK in info else 0
+
+
+def in_observation(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Dict) and MASK in space.spaces
+
+
+def check_length(length: int, action: ActionSpec) -> None:
+    """Raise UserError for a mask that does not fit the action space."""
+    if action.kind == "box":
+        raise UserError(f"an {MASK} needs a discrete action space, not {action}")
+    needed = action.dim if action.kind == "multi_binary" else sum(action.nvec)
+    if length != needed:
+        raise UserError(f"the {MASK} has {length} entries; {action} needs {needed}")
+
+
+def components(action: ActionSpec) -> list[slice]:
+    """Parts of a mask of which at least one entry must be true."""
+    if action.kind == "multi_binary":  # all bits 0 is an action
+        return []
+    ends = np.cumsum(action.nvec).tolist()
+    return [slice(end - n, end) for end, n in zip(ends, action.nvec)]
+
+
+def without_choice(masks: Array, parts: list[slice]) -> Array:
+    """Rows of `[M, n]` masks that leave no action."""
+    bad = np.zeros(len(masks), np.bool_)
+    for part in parts:
+        bad |= ~masks[:, part].any(axis=1)
+    return np.flatnonzero(bad)

@@ -1,0 +1,193 @@
+"""Action masks from the environment to the update: a forbidden action is never taken, probabilities are those of the
+allowed ones renormalised, and a mask that allows nothing is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import config_for, make_algorithm
+from scipy.special import log_softmax
+
+from rl_training.envs import EnvError
+from rl_training.envs.spec import EnvSpec
+from rl_training.envs.sync import SyncVectorEnv
+from rl_training.envs.vector import make_vector_env
+from rl_training.errors import UserError
+from rl_training.experiment import registry
+from rl_training.experiment.agent import Agent
+from rl_training.experiment.trainer import Trainer
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_map
+
+MASKED = sorted(name for name in registry.entries() if registry.entry(name).load().masks)
+PLACES = [(0, 0, 0), (0, 0, 1)]
+
+
+class Masked(gym.Env[Any, Any]):
+    """A random set of actions is allowed at each step; any other one is an error here. Episodes end with no action."""
+
+    def __init__(self, where: str = "obs", nvec: tuple[int, ...] = (4,), empty_at: int = -1) -> None:
+        self.where, self.nvec, self.empty_at, self.t = where, nvec, empty_at, 0
+        plain = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
+        self.observation_space = (
+            gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(sum(nvec)), "state": plain})
+            if where == "obs"
+            else plain
+        )
+        self.action_space = gym.spaces.Discrete(nvec[0]) if len(nvec) == 1 else gym.spaces.MultiDiscrete(nvec)
+
+    def _observe(self, done: bool = False) -> tuple[Any, dict[str, Any]]:
+        self.masks = []
+        for n in self.nvec:
+            mask = (self.np_random.random(n) < 0.4).astype(np.int8)
+            mask[self.np_random.integers(n)] = 1
+            self.masks.append(mask * (0 if done or self.t == self.empty_at else 1))
+        state = self.np_random.normal(size=3).astype(np.float32)
+        if self.where == "obs":
+            return {"action_mask": np.concatenate(self.masks), "state": state}, {}
+        return state, {"action_mask": self.masks[0] if len(self.nvec) == 1 else tuple(self.masks)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe()
+
+    def step(self, action: Any) -> Any:
+        for chosen, mask in zip(np.atleast_1d(action), self.masks):
+            assert mask[chosen], f"forbidden action {action}"
+        self.t += 1
+        done = self.t == 7
+        obs, info = self._observe(done)
+        return obs, float(np.atleast_1d(action)[0]), done, False, info
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize(("where", "nvec"), [("obs", (4,)), ("info", (4,)), ("info", (3, 2))])
+def test_forbidden_actions_are_never_taken(name: str, where: str, nvec: tuple[int, ...], tmp_path: Path) -> None:
+    """The environment itself refuses them: in training, in evaluation, by predict."""
+
+    def make() -> gym.Env[Any, Any]:
+        return Masked(where, nvec)
+
+    config = config_for(name, tmp_path, num_envs=2, total_timesteps=96, eval_episodes=2)
+    result = Trainer(config, env=make, progress=False).run()
+    assert result.status == "completed"
+    assert result.summary["gradient_steps"] > 0
+    agent = Agent.load(result.checkpoint_path, device="cpu", env=make)
+    env = make()
+    obs, info = env.reset(seed=3)
+    for i in range(6):
+        arguments = {"action_mask": info["action_mask"]} if where == "info" else {}
+        action = agent.predict(obs, deterministic=bool(i % 2), **_flat(arguments))
+        obs, _, _, _, info = env.step(action)
+    assert agent.evaluate(2)["episodes"] == 2
+
+
+def _flat(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: np.concatenate([np.atleast_1d(m) for m in v]) if isinstance(v, tuple) else v for k, v in arguments.items()
+    }
+
+
+def test_predict_says_what_it_misses(tmp_path: Path) -> None:
+    config = config_for("ppo", tmp_path, num_envs=2, total_timesteps=32)
+    result = Trainer(config, env=lambda: Masked("info"), progress=False).run()
+    agent = Agent.load(result.checkpoint_path, device="cpu", env=lambda: Masked("info"))
+    with pytest.raises(UserError, match="action_mask"):
+        agent.predict(np.zeros(3, np.float32))
+    with pytest.raises(UserError, match="allows no action"):
+        agent.predict(np.zeros(3, np.float32), action_mask=[0, 0, 0, 0])
+    assert agent.predict(np.zeros(3, np.float32), action_mask=[0, 0, 1, 0]) == 2
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+def test_mask_without_a_legal_action_is_named(where: str, tmp_path: Path) -> None:
+    config = config_for("ppo", tmp_path, num_envs=2)
+    with pytest.raises(EnvError, match=r"make, sub-environment 0 \(episode 0, step 3\).*allows no action"):
+        Trainer(config, env=_named(where), progress=False).run()
+
+
+def _named(where: str) -> Any:
+    def make() -> gym.Env[Any, Any]:
+        return Masked(where, empty_at=3)
+
+    return make
+
+
+def test_mask_of_another_length_is_refused() -> None:
+    class Short(Masked):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = gym.spaces.Discrete(5)
+
+    with pytest.raises(UserError, match=r"Short: the action_mask has 4 entries; Discrete\(5\) needs 5"):
+        SyncVectorEnv(Short, PLACES, masks=True)
+
+
+def test_spec_keeps_the_mask_apart_and_only_for_those_who_ask() -> None:
+    spec = make_vector_env(Masked, seeds=[0], num_envs=2, masks=True).spec
+    assert spec.masked
+    assert spec.unmasked.obs_dim == 3
+    assert EnvSpec.from_json(spec.to_json()) == spec
+    plain = make_vector_env(Masked, seeds=[0], num_envs=2).spec
+    assert not plain.masked
+    assert plain.obs_dim == 7  # a mask that nobody asked for is an observation like any other
+
+
+def test_masks_survive_saving_the_environments() -> None:
+    first, second = (SyncVectorEnv(lambda: Masked("info"), PLACES, masks=True) for _ in range(2))
+    obs: Any = first.reset()
+    for _ in range(4):
+        obs = first.step(obs["action_mask"].argmax(1)).obs
+    second.reset()
+    assert second.set_state(first.get_state()) == "exact"
+    for k, a in obs.items():
+        np.testing.assert_array_equal(second.current_obs()[k], a)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_update_sees_the_renormalised_policy(name: str) -> None:
+    """Log-probabilities of the batch, and the entropy of the update, against SciPy on the allowed logits alone."""
+    spec = SyncVectorEnv(Masked, PLACES, masks=True).spec
+    algorithm = registry.entry(name).load()(spec, num_envs=2, **_small(name))
+    state = algorithm.init_state(0)
+    state = state._replace(params={k: 2.0 * v for k, v in state.params.items()})
+    g = np.random.default_rng(0)
+    masks = g.random((6, 2, 4)) < 0.5
+    masks[..., 2] = True
+    obs = {
+        "vector": torch.as_tensor(g.normal(size=(6, 2, 3)), dtype=torch.float32),
+        "action_mask": torch.as_tensor(masks),
+    }
+    _, actions, _ = algorithm.select_action(
+        state, (), tree_map(lambda x: x.flatten(0, 1), obs), rng.key_from_seed(1), explore=True
+    )
+    zeros = torch.zeros(6, 2, dtype=torch.bool)
+    rollout = {
+        "obs": obs, "next_obs": obs, "actions": actions.view(6, 2), "rewards": torch.ones(6, 2), "terminated": zeros,
+        "truncated": zeros, "valid": ~zeros,
+    }  # fmt: skip
+    _, batch = algorithm.prepare(state, rollout, rng.key_from_seed(2))
+    logits = algorithm.policy_out(state.params, batch["obs"]).detach().numpy()
+    entropy = 0.0
+    for i, (row, mask, action) in enumerate(zip(logits, masks.reshape(-1, 4), actions.tolist())):
+        allowed = np.flatnonzero(mask)
+        log_probs = log_softmax(row[allowed].astype(np.float64))
+        assert float(batch["log_probs"][i]) == pytest.approx(log_probs[list(allowed).index(action)], rel=1e-4, abs=1e-5)
+        entropy -= float((np.exp(log_probs) * log_probs).sum()) / 12
+    assert float(algorithm.dist.entropy(torch.as_tensor(logits), batch["mask"]).mean()) == pytest.approx(
+        entropy, rel=1e-4
+    )
+    if name in ("ppo", "a2c", "impala"):
+        _, aux = algorithm.train_step(state, batch, rng.key_from_seed(3))
+        assert float(aux.metrics["entropy"]) == pytest.approx(entropy, rel=1e-4)
+
+
+def _small(name: str) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(make_algorithm(name).hp.model_dump(mode="json"))
+    return fields
