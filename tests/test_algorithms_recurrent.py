@@ -105,7 +105,9 @@ def test_ppo_ratio_is_one_before_the_first_update(tmp_path: Path, cell: str) -> 
         rollout = learner.store.whole({k: v[0] for k, v in learner.tree["data"].items()})
         _, batch = learner.prepare_fn(learner.tree)
         minibatch = {k: v[0] for k, v in batch.items()}
-        out, _ = run.algorithm.evaluate(learner.train.params["policy"][0], minibatch)  # type: ignore[attr-defined]
+        out, _ = run.algorithm.evaluate(  # type: ignore[attr-defined]
+            {"policy": learner.train.params["policy"][0]}, minibatch
+        )
         log_probs = run.algorithm.dist.log_prob(out, minibatch["actions"])  # type: ignore[attr-defined]
         torch.testing.assert_close(log_probs, minibatch["log_probs"], **NEAR)
         ended = (rollout["terminated"] | rollout["truncated"])[:-1]
