@@ -86,6 +86,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _result(row: Mapping[str, Any]) -> str:
     try:
         mark = ">=" if row["passed"] else "misses"
-        return f"{row['env_id']} {row['score']:.0f} {mark} {row['threshold']:g}"
+        return (
+            f"{row['env_id']} {row['score']:{'.0f' if abs(row['score']) > 10 else '.2f'}} {mark} {row['threshold']:g}"
+        )
     except (KeyError, TypeError, ValueError):  # a file of another version
         return str(row.get("env_id", "?"))

@@ -44,8 +44,11 @@ def verify(
         return
     for row in result["results"]:
         verdict = "reaches" if row["passed"] else "MISSES"
+        of_return = row.get("statistic", "mean_return") == "mean_return"
+        score = f"{row['score']:,.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})"
+        bar = f"{'at most ' * row.get('at_most', False)}{row['threshold']:g}"
         rows = [
-            ("score", f"{row['score']:,.1f} {verdict} the bar of {row['threshold']:g}"),
+            ("score", f"{score} {verdict} the bar of {bar}"),
             ("bar from", row["source"]),
             ("trained", f"{row['total_timesteps']:,} steps, seeds {', '.join(map(str, row['seeds']))}"),
             ("time", f"{row['wall_time_s']:,.0f} s on {row['device']} ({row['execution']})"),

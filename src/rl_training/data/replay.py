@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from rl_training.data.storage import Columns, Data, Storage
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
+
+if TYPE_CHECKING:
+    from rl_training.data.her import Hindsight
 
 Batch = dict[str, Any]
 
@@ -20,13 +23,30 @@ class Replay(Storage):
 
     rewards: sum of up to n discounted rewards; the walk stops at the end of the episode or of the data.
     discounts: gamma^k x (1 - terminated) for the k steps walked; next_obs: the observation after them.
+    With `hindsight`, goals and rewards of some rows are replaced (her.py).
     """
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1,
+        hindsight: Hindsight | None = None,
     ) -> None:  # fmt: skip
         super().__init__(columns, max(1, math.ceil(capacity / num_envs)), num_envs)
-        self.gamma, self.n_step = gamma, n_step
+        self.gamma, self.n_step, self.hindsight = gamma, n_step, hindsight
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        data = super().init(seeds, device)
+        if self.hindsight is not None:
+            data["her"] = self.hindsight.init(self, seeds, device)
+        return data
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        if self.hindsight is not None:
+            self.hindsight.write(self, data, row, advance)
+        if self.n_step > 1:  # an episode that was lost ends with its newest row, or a walk would go on into the next
+            newest = self.slots(data["count"] - 1)
+            lost = row["truncated"] & ~advance
+            data["truncated"].scatter_(-1, newest, data["truncated"].gather(-1, newest) | lost)
+        return super().write(data, row, advance)
 
     def first(self, count: Tensor) -> Tensor:
         """Logical number of the oldest row still held."""
@@ -39,11 +59,17 @@ class Replay(Storage):
         count = data["count"][env]
         oldest = self.first(count)
         time = oldest + ((u[1] * (count - oldest)) >> 32)
-        batch = self.transitions(data, env, time)
+        batch = self.transitions(data, env, time, key)
         batch["weights"] = torch.ones_like(batch["rewards"])
         return batch
 
-    def transitions(self, data: Data, env: Tensor, time: Tensor) -> Batch:
+    def window(self, data: Data, env: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the n steps from `time` of `env` on, and which of them are there: [B, n] each."""
+        ahead = time.unsqueeze(-1) + torch.arange(self.n_step, device=time.device)
+        rows = (env * self.stride).unsqueeze(-1) + ahead % self.stride
+        return rows, ahead < data["count"][env].unsqueeze(-1)
+
+    def transitions(self, data: Data, env: Tensor, time: Tensor, key: Tensor) -> Batch:
         """The n-step transitions that start at logical `time` of environment `env`: [B] each."""
         base = env * self.stride
         rows = base + time % self.stride
@@ -54,15 +80,15 @@ class Replay(Storage):
             batch["next_obs"] = self.read(data, rows, ("next_obs",))["next_obs"]
             batch["discounts"] = torch.where(data["terminated"][rows], 0.0, self.gamma)
         else:
-            ahead = time.unsqueeze(-1) + torch.arange(self.n_step, device=time.device)  # [B, n]
-            window = base.unsqueeze(-1) + ahead % self.stride
-            available = ahead < data["count"][env].unsqueeze(-1)
+            window, available = self.window(data, env, time)
             batch["rewards"], batch["discounts"], last = n_step_window(
                 data["rewards"][window], data["terminated"][window], data["truncated"][window], available, self.gamma
             )
             final = base + (time + last) % self.stride
             batch["next_obs"] = self.read(data, final, ("next_obs",))["next_obs"]
         batch["indices"] = rows
+        if self.hindsight is not None:
+            batch = self.hindsight.relabel(self, data, env, time, batch, rng.fold(key, 1))
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
@@ -78,9 +104,9 @@ class PrioritizedReplay(Replay):
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1, alpha: float = 0.6,
-        beta: float = 0.4, eps: float = 1e-6,
+        beta: float = 0.4, eps: float = 1e-6, hindsight: Hindsight | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step)
+        super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step, hindsight=hindsight)
         self.alpha, self.beta, self.eps = alpha, beta, eps
         total = self.num_envs * self.stride
         self.block = 2 ** max(3, round(math.log2(total) / 2))
@@ -122,7 +148,7 @@ class PrioritizedReplay(Replay):
         env = rows // self.stride
         newest = data["count"][env] - 1
         time = newest - (newest - rows % self.stride) % self.stride
-        batch = self.transitions(data, env, time)
+        batch = self.transitions(data, env, time, key)
         held = (data["count"] - self.first(data["count"])).sum()
         probability = data["priority"][rows] / total
         beta = self.beta + (1.0 - self.beta) * progress

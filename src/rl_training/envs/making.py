@@ -11,10 +11,12 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
+from rl_training.envs.goal import register_goals
 from rl_training.envs.probes import register_probes
 from rl_training.errors import UserError, did_you_mean
 
 register_probes()
+register_goals()
 
 EnvMaker = Callable[..., "gym.Env[Any, Any]"]
 EnvSource = str | GymSpec | EnvMaker

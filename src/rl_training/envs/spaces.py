@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec, GoalSpec
 from rl_training.errors import UserError
 
 Array: TypeAlias = NDArray[Any]
@@ -113,6 +113,20 @@ class ObsEncoder:
                 self.write = _image_writer(only.shape, only.channels_last)
             else:
                 self.write, self.write_rows = _box_writer(only.shape), _box_rows_writer(only.shape)
+
+    def goal_spec(self) -> GoalSpec | None:
+        """Where the goals are, for observations in Gymnasium's goal form with vectors as goals."""
+
+        def place(key: str) -> tuple[int, int] | None:
+            leaves = [leaf for leaf in self._all if leaf.path[:1] == (key,)]
+            if not leaves or any(leaf.image for leaf in leaves):
+                return None
+            return leaves[0].offset, leaves[-1].offset + leaves[-1].size
+
+        achieved, desired = place("achieved_goal"), place("desired_goal")
+        if not achieved or not desired or not any(leaf.path[:1] == ("observation",) for leaf in self._all):
+            return None
+        return GoalSpec(achieved, desired) if achieved[1] - achieved[0] == desired[1] - desired[0] else None
 
     def empty(self, n: int, allocate: Callable[[tuple[int, ...], str], Array] = np.zeros) -> Obs:
         """A buffer for `n` encoded observations."""
@@ -274,6 +288,7 @@ def make_spec(
 ) -> EnvSpec:
     """The shapes after encoding; a space we cannot encode is refused here, before anything is trained."""
     try:
-        return EnvSpec(env_id, ObsEncoder(observation_space).spec, make_action_spec(action_space), max_episode_steps)
+        encoder, action = ObsEncoder(observation_space), make_action_spec(action_space)
+        return EnvSpec(env_id, encoder.spec, action, max_episode_steps, encoder.goal_spec())
     except UserError as error:
         raise UserError(f"{env_id}: {error}") from None

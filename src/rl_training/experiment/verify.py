@@ -36,14 +36,16 @@ class LedgerEntry(BaseModel):
     env_id: str
     total_timesteps: int
     threshold: float
+    variant: str = ""  # tells two entries of one algorithm and environment apart
     statistic: str = "mean_return"
+    at_most: bool = False  # the bar is one to stay under: a comparison that shows what an option is worth
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
     source: str  # where the bar comes from
 
     @property
     def name(self) -> str:
-        return f"{self.algo}__{self.env_id.replace('/', '-')}"
+        return f"{self.algo}__{self.env_id.replace('/', '-')}" + (f"__{self.variant}" if self.variant else "")
 
 
 def ledger() -> list[LedgerEntry]:
@@ -110,6 +112,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "algo": entry.algo,
         "env_id": entry.env_id,
         "preset": entry.preset,
+        "variant": entry.variant,
         "total_timesteps": entry.total_timesteps,
         "completed": trained.status == "completed",
         "seeds": list(config.all_seeds),
@@ -117,7 +120,9 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "source": entry.source,
         "statistic": entry.statistic,
         "score": score,
-        "passed": trained.status == "completed" and score >= entry.threshold,
+        "at_most": entry.at_most,
+        "passed": trained.status == "completed"
+        and (score <= entry.threshold if entry.at_most else score >= entry.threshold),
         "final_eval": final,
         "curve": curve,
         "env_steps": trained.summary["env_steps"],

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState
-from rl_training.algorithms.hyper import OffPolicyHyper, OnPolicyHyper
+from rl_training.algorithms.hyper import OnPolicyHyper
+from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.source import Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
@@ -162,10 +163,12 @@ class Learner:
         scalars[:, 4] = 1.0 if keep_invalid else step.valid
         self._upload(step.obs, step.final_obs)
 
-    def load_reset(self, obs: Any) -> None:
-        """The start of collection: observations to act on, and no transition to store."""
+    def load_reset(self, obs: Any, *, lost: bool = False) -> None:
+        """The start of collection: observations to act on, and no transition to store. `lost`: the episodes that were
+        running are over."""
         self._wait()
         self._scalars[:] = 0.0
+        self._scalars[:, 2] = lost
         self._upload(obs, obs)
 
     def _wait(self) -> None:
@@ -226,25 +229,32 @@ class Learner:
         bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))
 
 
+def make_replay(
+    algorithm: Algorithm[Any], num_envs: int, compute_reward: Callable[..., Any] | None = None
+) -> Replay:  # fmt: skip
+    """The replay that an algorithm's settings describe."""
+    hp, spec = algorithm.hp, algorithm.spec
+    options: dict[str, Any] = {"gamma": hp.gamma, "n_step": hp.n_step}
+    if getattr(hp, "her", None) is not None:
+        options["hindsight"] = make_hindsight(hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id)
+    columns = transition_columns(spec)
+    if not hp.prioritized:
+        return Replay(columns, hp.buffer_size, num_envs, **options)
+    options |= {"alpha": hp.prioritized_alpha, "beta": hp.prioritized_beta}
+    return PrioritizedReplay(columns, hp.buffer_size, num_envs, **options)
+
+
 class ReplayLearner(Learner):
     """Off-policy: `update(n)` takes n gradient steps on sampled batches."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
-    ) -> None:
-        hp: OffPolicyHyper = algorithm.hp
-        columns = transition_columns(algorithm.spec)
-        store = (
-            PrioritizedReplay(
-                columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step, alpha=hp.prioritized_alpha,
-                beta=hp.prioritized_beta,
-            )
-            if hp.prioritized
-            else Replay(columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step)
-        )  # fmt: skip
+        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
+        compute_reward: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        store = make_replay(algorithm, num_envs, compute_reward)
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.replay = store
-        self.batch_size = hp.batch_size
+        self.batch_size = algorithm.hp.batch_size
         self.sources: dict[str, Source] = {"replay": store, **algorithm.sources()}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in algorithm.sources().items()}
         self.phases = algorithm.phases()
