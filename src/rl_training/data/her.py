@@ -93,7 +93,7 @@ class Hindsight:
         else:
             start = time
             if self.strategy == "episode":
-                oldest = store.first(data["count"][env])
+                oldest = store.oldest(data)[env]
                 start = torch.maximum(own["last"][self._place(store, env, episode - 1)] + 1, oldest)
             when = start + rng.randint(rng.fold(key, 0), (size,), end - start + 1)
         goal = self._achieved(store.read(data, env * store.stride + when % store.stride, ("next_obs",))["next_obs"])

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import OnPolicyHyper
+from rl_training.data.frames import Frames
 from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.source import Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
+from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
 from rl_training.runtime.executor import Executor
@@ -104,8 +106,8 @@ class Learner:
 
     def small_state(self) -> Any:
         """Everything but the stored transitions: what a capture's trial runs must not change."""
-        columns = self.store.columns
-        data = {k: v for k, v in self.tree["data"].items() if k not in columns}
+        stored = {*self.store.columns, "ring"}
+        data = {k: v for k, v in self.tree["data"].items() if k not in stored}
         return {**{k: v for k, v in self.tree.items() if k != "data"}, "data": data}
 
     def _pinned(self, tree: Any) -> Any:
@@ -237,6 +239,10 @@ def make_replay(
     options: dict[str, Any] = {"gamma": hp.gamma, "n_step": hp.n_step}
     if getattr(hp, "her", None) is not None:
         options["hindsight"] = make_hindsight(hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id)
+    if hp.frame_stack > 1:
+        if "hindsight" in options:
+            raise UserError(f"{algorithm.name}: her and frame_stack cannot be combined; set frame_stack to 1")
+        options["frames"] = Frames(spec, hp.frame_stack, algorithm.name)
     columns = transition_columns(spec)
     if not hp.prioritized:
         return Replay(columns, hp.buffer_size, num_envs, **options)
