@@ -124,7 +124,8 @@ class Atari(gym.Env[Any, Any]):
 
     def _shrink(self, frame: Array) -> Array:
         """By the mean over areas, as a product from each side."""
-        return np.rint(self._rows @ frame.astype(np.float32) @ self._columns).astype(np.uint8)
+        small: Array = np.rint(self._rows @ frame.astype(np.float32) @ self._columns).astype(np.uint8)
+        return small
 
     def get_state(self) -> dict[str, Any]:
         """Everything: console with its random numbers, the stack, what a lost life is compared with."""
