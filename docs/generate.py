@@ -49,11 +49,13 @@ def algorithms() -> str:
 def measured(directory: Path | None = None) -> str:
     """One row for each entry of the ledger, with its committed result; then results that the ledger does not name."""
     found = {
-        (row["algo"], row["env_id"]): row for rows in results(directory or ROOT / "results").values() for row in rows
+        (row["algo"], row["env_id"], row.get("variant", "")): row
+        for rows in results(directory or ROOT / "results").values()
+        for row in rows
     }
     lines = []
     for entry in ledger():
-        row = found.pop((entry.algo, entry.env_id), None)
+        row = found.pop((entry.algo, entry.env_id, entry.variant), None)
         lines.append(_result(row) if row else _not_run(entry))
     lines += [_result(row) for row in found.values()]
     head = [
@@ -76,13 +78,14 @@ def _result(row: dict[str, Any]) -> list[str]:
     scores = [seed["mean_return"] for seed in final.get("per_seed", ())]
     if len(scores) > 1:  # by the method of today, whichever wrote the file
         low, high = interval([scores])
+    of_return = row.get("statistic", "mean_return") == "mean_return"
     return [
         f"`{row['algo']}`",
         row["env_id"],
         f"{row['env_steps']:,}",
         str(len(row["seeds"])),
-        f"{final['mean_return']:.1f}",
-        f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]",
+        f"{final['mean_return']:.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})",
+        f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]" if of_return else "-",
         _bar(row["threshold"], row.get("at_most", False)),
         "yes" if row["passed"] else "**no**",
         row["source"],

@@ -83,6 +83,8 @@ def simulate(
                 advance[s, e] = valid
                 if valid:
                     references[s].history[e].append(values)
+                elif values["truncated"]:  # an episode that was lost ends with its last transition
+                    references[s].history[e][-1]["truncated"] = True
         replay.write(data, row, advance)
     return data, references
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.data.her import HerOptions
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.exploration import Exploration, Kind
@@ -31,6 +32,8 @@ class ContinuousFields(Hyper):
     """ou: share of the noise that is forgotten in one step."""
     sde_sample_freq: int = Field(-1, ge=-1)
     """gsde: steps between two draws of the noise function; -1: once an episode."""
+    her: HerOptions | None = None
+    """Hindsight replay for goal environments: `{strategy: future, n_sampled_goal: 4}`; empty: off."""
 
 
 class ContinuousHyper(ContinuousFields, OffPolicyHyper):

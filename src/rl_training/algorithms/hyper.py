@@ -68,6 +68,9 @@ class OffPolicyHyper(Hyper):
     prioritized_beta: float = Field(0.4, ge=0.0, le=1.0)
     """Exponent of the importance weights at the start; it rises to 1."""
 
+    frame_stack: int = Field(1, ge=1)
+    """Observations are images of this many stacked frames, newest last: replay then holds each frame once. 1: off."""
+
     def updates_per_block(self, num_envs: int) -> int:
         return self.train_freq * num_envs if self.gradient_steps == -1 else self.gradient_steps
 

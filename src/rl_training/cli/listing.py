@@ -88,6 +88,7 @@ def _result(row: Mapping[str, Any]) -> str:
         mark = ">=" if row["passed"] else "misses"
         if row.get("at_most"):
             mark = "<=" if row["passed"] else "exceeds"
-        return f"{row['env_id']} {row['score']:.0f} {mark} {row['threshold']:g}"
+        score = f"{row['score']:.0f}" if abs(row["score"]) > 10 else f"{row['score']:.2f}"
+        return f"{row['env_id']} {score} {mark} {row['threshold']:g}"
     except (KeyError, TypeError, ValueError):  # a file of another version
         return str(row.get("env_id", "?"))

@@ -45,7 +45,8 @@ def score(evaluation: Mapping[str, Any]) -> str:
     seeds, episodes = len(evaluation["per_seed"]), evaluation["episodes"]
     over = f"{episodes} episode{'s' * (episodes != 1)}" + (f" of {seeds} seeds" if seeds > 1 else "")
     iqm = f"IQM {evaluation['iqm']:,.1f}, 95% interval [{low:,.1f}, {high:,.1f}]"
-    return f"{evaluation['mean_return']:,.1f}  ({iqm}, {over})"
+    success = f", {evaluation['success_rate']:.0%} success" if "success_rate" in evaluation else ""
+    return f"{evaluation['mean_return']:,.1f}  ({iqm}, {over}{success})"
 
 
 def command(*words: str | Path) -> str:

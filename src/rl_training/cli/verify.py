@@ -46,8 +46,10 @@ def verify(
         verdict = "reaches" if row["passed"] else "MISSES"
         if row.get("at_most"):
             verdict = "stays below" if row["passed"] else "EXCEEDS"
+        of_return = row.get("statistic", "mean_return") == "mean_return"
+        score = f"{row['score']:,.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})"
         rows = [
-            ("score", f"{row['score']:,.1f} {verdict} the bar of {row['threshold']:g}"),
+            ("score", f"{score} {verdict} the bar of {row['threshold']:g}"),
             ("bar from", row["source"]),
             ("trained", f"{row['total_timesteps']:,} steps, seeds {', '.join(map(str, row['seeds']))}"),
             ("time", f"{row['wall_time_s']:,.0f} s on {row['device']} ({row['execution']})"),

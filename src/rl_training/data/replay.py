@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from rl_training.data.storage import Columns, Data, Storage
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
+
+if TYPE_CHECKING:
+    from rl_training.data.frames import Frames
+    from rl_training.data.her import Hindsight
 
 Batch = dict[str, Any]
 
@@ -20,49 +24,91 @@ class Replay(Storage):
 
     rewards: sum of up to n discounted rewards; the walk stops at the end of the episode or of the data.
     discounts: gamma^k x (1 - terminated) for the k steps walked; next_obs: the observation after them.
+    With `hindsight`, goals and rewards of some rows are replaced (her.py); with `frames`, each image is held once
+    (frames.py).
     """
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1,
+        hindsight: Hindsight | None = None, frames: Frames | None = None,
     ) -> None:  # fmt: skip
+        if frames is not None:
+            columns = {k: v for k, v in columns.items() if k not in ("obs", "next_obs")}
         super().__init__(columns, max(1, math.ceil(capacity / num_envs)), num_envs)
-        self.gamma, self.n_step = gamma, n_step
+        self.gamma, self.n_step, self.hindsight, self.frames = gamma, n_step, hindsight, frames
 
-    def first(self, count: Tensor) -> Tensor:
-        """Logical number of the oldest row still held."""
-        return torch.clamp(count - self.rows, min=0)
+    def init(self, seeds: int, device: torch.device) -> Data:
+        data = super().init(seeds, device)
+        if self.hindsight is not None:
+            data["her"] = self.hindsight.init(self, seeds, device)
+        if self.frames is not None:
+            data.update(self.frames.init(self, seeds, device))
+        return data
+
+    def nbytes(self, seeds: int) -> int:
+        return super().nbytes(seeds) + (self.frames.nbytes(self, seeds) if self.frames is not None else 0)
+
+    def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
+        if self.frames is None:
+            return super().read(data, rows, names)
+        images = {name: self.frames.read(self, data, rows, name) for name in names if name in ("obs", "next_obs")}
+        return {**super().read(data, rows, tuple(name for name in names if name not in images)), **images}
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        if self.hindsight is not None:
+            self.hindsight.write(self, data, row, advance)
+        if self.n_step > 1:  # an episode that was lost ends with its newest row, or a walk would go on into the next
+            newest = self.slots(data["count"] - 1)
+            lost = row["truncated"] & ~advance
+            data["truncated"].scatter_(-1, newest, data["truncated"].gather(-1, newest) | lost)
+        if self.frames is not None:
+            self.frames.write(self, data, row, advance)
+            row = {k: v for k, v in row.items() if k not in ("obs", "next_obs")}
+        return super().write(data, row, advance)
+
+    def oldest(self, data: Data) -> Tensor:
+        """Logical number of the oldest row still held, of each environment."""
+        if self.frames is not None:
+            held: Tensor = data["frames"]["oldest"]
+            return held
+        return torch.clamp(data["count"] - self.rows, min=0)
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         """A uniform batch of one seed's data."""
         u = rng.bits(key, (2, batch_size)) >> 32 & 0xFFFFFFFF  # 32 bits each for the environment and the time
         env = (u[0] * self.num_envs) >> 32
         count = data["count"][env]
-        oldest = self.first(count)
+        oldest = self.oldest(data)[env]
         time = oldest + ((u[1] * (count - oldest)) >> 32)
-        batch = self.transitions(data, env, time)
+        batch = self.transitions(data, env, time, key)
         batch["weights"] = torch.ones_like(batch["rewards"])
         return batch
 
-    def transitions(self, data: Data, env: Tensor, time: Tensor) -> Batch:
+    def window(self, data: Data, env: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the n steps from `time` of `env` on, and which of them are there: [B, n] each."""
+        ahead = time.unsqueeze(-1) + torch.arange(self.n_step, device=time.device)
+        rows = (env * self.stride).unsqueeze(-1) + ahead % self.stride
+        return rows, ahead < data["count"][env].unsqueeze(-1)
+
+    def transitions(self, data: Data, env: Tensor, time: Tensor, key: Tensor) -> Batch:
         """The n-step transitions that start at logical `time` of environment `env`: [B] each."""
         base = env * self.stride
         rows = base + time % self.stride
-        batch = self.read(
-            data, rows, tuple(k for k in self.columns if k not in ("next_obs", "terminated", "truncated"))
-        )
+        stored = dict.fromkeys(("obs", *self.columns))
+        batch = self.read(data, rows, tuple(k for k in stored if k not in ("next_obs", "terminated", "truncated")))
         if self.n_step == 1:
             batch["next_obs"] = self.read(data, rows, ("next_obs",))["next_obs"]
             batch["discounts"] = torch.where(data["terminated"][rows], 0.0, self.gamma)
         else:
-            ahead = time.unsqueeze(-1) + torch.arange(self.n_step, device=time.device)  # [B, n]
-            window = base.unsqueeze(-1) + ahead % self.stride
-            available = ahead < data["count"][env].unsqueeze(-1)
+            window, available = self.window(data, env, time)
             batch["rewards"], batch["discounts"], last = n_step_window(
                 data["rewards"][window], data["terminated"][window], data["truncated"][window], available, self.gamma
             )
             final = base + (time + last) % self.stride
             batch["next_obs"] = self.read(data, final, ("next_obs",))["next_obs"]
         batch["indices"] = rows
+        if self.hindsight is not None:
+            batch = self.hindsight.relabel(self, data, env, time, batch, rng.fold(key, 1))
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
@@ -78,9 +124,9 @@ class PrioritizedReplay(Replay):
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1, alpha: float = 0.6,
-        beta: float = 0.4, eps: float = 1e-6,
+        beta: float = 0.4, eps: float = 1e-6, hindsight: Hindsight | None = None, frames: Frames | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step)
+        super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step, hindsight=hindsight, frames=frames)
         self.alpha, self.beta, self.eps = alpha, beta, eps
         total = self.num_envs * self.stride
         self.block = 2 ** max(3, round(math.log2(total) / 2))
@@ -122,12 +168,14 @@ class PrioritizedReplay(Replay):
         env = rows // self.stride
         newest = data["count"][env] - 1
         time = newest - (newest - rows % self.stride) % self.stride
-        batch = self.transitions(data, env, time)
-        held = (data["count"] - self.first(data["count"])).sum()
+        batch = self.transitions(data, env, time, key)
+        held = (data["count"] - self.oldest(data)).sum()
         probability = data["priority"][rows] / total
         beta = self.beta + (1.0 - self.beta) * progress
         weights = torch.pow(held * probability, -beta)
         batch["weights"] = weights / weights.max()
+        if self.frames is not None:  # a row whose frames are gone already has no say until it is overwritten
+            batch["weights"] = torch.where(time >= self.oldest(data)[env], batch["weights"], 0.0)
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:

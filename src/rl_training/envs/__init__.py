@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_training.envs.goal import PointGoal
     from rl_training.envs.making import make_env
     from rl_training.envs.native import NativeVectorEnv
     from rl_training.envs.probes import register_probes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rl_training.envs.workers import AsyncVectorEnv
 
 _MODULES = {
+    "goal": ("PointGoal",),
     "making": ("make_env",),
     "native": ("NativeVectorEnv",),
     "probes": ("register_probes",),
@@ -49,6 +51,7 @@ __all__ = [
     "NativeVectorEnv",
     "Obs",
     "ObsEncoder",
+    "PointGoal",
     "Step",
     "SyncVectorEnv",
     "VectorEnv",

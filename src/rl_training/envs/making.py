@@ -11,12 +11,15 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
+from rl_training.envs.atari import register_atari
+from rl_training.envs.goal import register_goals
 from rl_training.envs.memory import register_memory_tasks
 from rl_training.envs.probes import register_probes
 from rl_training.errors import UserError, did_you_mean
 
 register_probes()
 register_memory_tasks()
+register_goals()
 
 EnvMaker = Callable[..., "gym.Env[Any, Any]"]
 EnvSource = str | GymSpec | EnvMaker
@@ -28,6 +31,7 @@ def find_spec(env_id: str) -> GymSpec:
     `module:Env-v0` imports the module: callers must pass only ids that the user typed, never one from a file.
     """
     module, _, name = env_id.rpartition(":")
+    register_atari(env_id)
     if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
         try:
             importlib.import_module("ale_py")  # registers its environments on import

@@ -43,6 +43,7 @@ class NativeVectorEnv(VectorEnv):
         self._rows = [slice(end - env.num_envs, end) for end, env in zip(ends, self._envs)]
         self._modes = [AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) for env in self._envs]
         self.num_envs = ends[-1]
+        self.compute_reward = getattr(first.unwrapped, "compute_reward", None)
         self._places = [(int(seed), stream, 0) for seed in seeds]
         self._halves = Buffers.allocate(self._encoder, self.num_envs, np.zeros).halves
         self._parity, self._round = 0, -1

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rl_training.envs.spec import MASK, ActionSpec, ArraySpec, EnvSpec
+from rl_training.envs.spec import MASK, ActionSpec, ArraySpec, EnvSpec, GoalSpec
 from rl_training.errors import UserError
 
 Array: TypeAlias = NDArray[Any]
@@ -138,6 +138,20 @@ class ObsEncoder:
             image = next((leaf.image for leaf in self._all if leaf.image and leaf.image != MASK), "")
             self.spec = {image or "vector": self.spec}
         self.spec = {**self.spec, MASK: ArraySpec((size,), "uint8")}
+
+    def goal_spec(self) -> GoalSpec | None:
+        """Where the goals are, for observations in Gymnasium's goal form with vectors as goals."""
+
+        def place(key: str) -> tuple[int, int] | None:
+            leaves = [leaf for leaf in self._all if leaf.path[:1] == (key,)]
+            if not leaves or any(leaf.image for leaf in leaves):
+                return None
+            return leaves[0].offset, leaves[-1].offset + leaves[-1].size
+
+        achieved, desired = place("achieved_goal"), place("desired_goal")
+        if not achieved or not desired or not any(leaf.path[:1] == ("observation",) for leaf in self._all):
+            return None
+        return GoalSpec(achieved, desired) if achieved[1] - achieved[0] == desired[1] - desired[0] else None
 
     def empty(self, n: int, allocate: Callable[[tuple[int, ...], str], Array] = np.zeros) -> Obs:
         """A buffer for `n` encoded observations."""
@@ -302,10 +316,10 @@ def make_spec(
     from rl_training.envs.masks import check_length
 
     try:
-        observation, action = ObsEncoder(observation_space, masks).spec, make_action_spec(action_space)
-        spec = EnvSpec(env_id, observation, action, max_episode_steps)
+        encoder, action = ObsEncoder(observation_space, masks), make_action_spec(action_space)
+        observation = encoder.spec
         if masks and isinstance(observation, dict) and MASK in observation:
             check_length(observation[MASK].shape[0], action)
-        return spec
+        return EnvSpec(env_id, observation, action, max_episode_steps, encoder.goal_spec())
     except UserError as error:
         raise UserError(f"{env_id}: {error}") from None

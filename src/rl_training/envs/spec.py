@@ -59,11 +59,20 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class GoalSpec:
+    """Where a goal environment's two goals lie in the observation vector: (first number, past the last)."""
+
+    achieved: tuple[int, int]
+    desired: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     env_id: str
     observation: ArraySpec | dict[str, ArraySpec]  # a dict only when several arrays come together
     action: ActionSpec
     max_episode_steps: int | None = None
+    goal: GoalSpec | None = None  # dict observations with observation, achieved_goal and desired_goal
 
     @property
     def obs_dim(self) -> int:
@@ -96,4 +105,5 @@ class EnvSpec:
         obs = data["observation"]
         observation = array(obs) if set(obs) == {"shape", "dtype"} else {k: array(v) for k, v in obs.items()}
         action: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
-        return cls(data["env_id"], observation, ActionSpec(**action), data.get("max_episode_steps"))
+        goal = GoalSpec(*(tuple(data["goal"][k]) for k in ("achieved", "desired"))) if data.get("goal") else None
+        return cls(data["env_id"], observation, ActionSpec(**action), data.get("max_episode_steps"), goal)

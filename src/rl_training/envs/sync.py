@@ -37,6 +37,7 @@ class Buffers:
     episode: Array  # i64[M]: number of the running episode
     ended_return: Array  # f64[M]: of the episode that ended in this step
     ended_length: Array  # i64[M]
+    ended_success: Array  # f64[M]: NaN where the environment does not say
 
     @classmethod
     def allocate(cls, encoder: ObsEncoder, m: int, allocate: Callable[[tuple[int, ...], Any], Array]) -> Buffers:
@@ -44,12 +45,14 @@ class Buffers:
             obs, final_obs = encoder.empty(m, allocate), encoder.empty(m, allocate)
             return Half(obs, final_obs, allocate((m,), np.float32), allocate((m,), np.bool_), allocate((m,), np.bool_))
 
-        return cls((half(), half()), allocate((m,), np.int64), allocate((m,), np.float64), allocate((m,), np.int64))
+        ended = (allocate((m,), np.float64), allocate((m,), np.int64), allocate((m,), np.float64))
+        return cls((half(), half()), allocate((m,), np.int64), *ended)
 
     def rows(self, rows: slice) -> Buffers:
         """A view of some rows: what one worker fills."""
         a, b = (Half(select(h[0], rows), select(h[1], rows), *(x[rows] for x in h[2:])) for h in self.halves)
-        return Buffers((a, b), self.episode[rows], self.ended_return[rows], self.ended_length[rows])
+        ended = (self.ended_return[rows], self.ended_length[rows], self.ended_success[rows])
+        return Buffers((a, b), self.episode[rows], *ended)
 
 
 def select(obs: Obs, rows: Any) -> Obs:
@@ -103,6 +106,7 @@ class SubEnvs:
         self._now = 0  # steps since construction; an episode's length is the difference to its start
         self._starts = [0] * len(places)
         self._own_state = has_state(env)
+        self.compute_reward = getattr(env.unwrapped, "compute_reward", None)
         self._log: deque[Array] = deque(maxlen=1 if self._own_state else MAX_RECORDED)
         # 0 * x summed is 0 exactly when all of x is finite: the cheapest test of a whole batch there is.
         self._zeros = np.zeros(len(places), np.float32)
@@ -121,13 +125,13 @@ class SubEnvs:
     def step(self, actions: Array, parity: int) -> list[int]:
         """One step of all; returns the rows whose episode ended. `actions` must already be a private copy."""
         obs_out, final_out, rewards, terminated_out, truncated_out = self.buffers.halves[parity]
-        ended: list[tuple[int, bool, bool]] = []
+        ended: list[tuple[int, bool, bool, Any]] = []
         batch: list[Any] = []
         batch_rewards: list[Any] = []
         for env_step, action in zip(self._steps, self.decoder.decode(actions)):
-            obs, reward, terminated, truncated, _ = env_step(action)
+            obs, reward, terminated, truncated, info = env_step(action)
             if terminated or truncated:
-                ended.append((len(batch), terminated, truncated))
+                ended.append((len(batch), terminated, truncated, info.get("is_success", np.nan)))
             batch.append(obs)
             batch_rewards.append(reward)
         self._log.append(actions)
@@ -149,11 +153,12 @@ class SubEnvs:
         if not ended:
             self._check_masks(parity)
             return []
-        for i, terminated, truncated in ended:
+        for i, terminated, truncated, success in ended:
             terminated_out[i], truncated_out[i] = terminated, truncated
             copy_rows(obs_out, final_out, i)
             self.buffers.ended_return[i] = self._returns[i]
             self.buffers.ended_length[i] = self._now - self._starts[i]
+            self.buffers.ended_success[i] = success
             self.buffers.episode[i] += 1
             self._reset_one(i, parity)
         self._check_finite(parity)
@@ -161,7 +166,7 @@ class SubEnvs:
         keep = self._now - min(self._starts)
         while len(self._log) > keep:
             self._log.popleft()
-        return [i for i, _, _ in ended]
+        return [i for i, *_ in ended]
 
     def get_states(self, parity: int) -> list[SubState]:
         return [self._get_one(i, parity) for i in range(len(self.envs))]
@@ -291,7 +296,7 @@ class SyncVectorEnv(VectorEnv):
         self, source: EnvSource, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None, masks: bool = False
     ) -> None:
         self._sub = SubEnvs(source, env_kwargs, places, masks=masks)
-        self.spec, self.num_envs = self._sub.spec, len(places)
+        self.spec, self.num_envs, self.compute_reward = self._sub.spec, len(places), self._sub.compute_reward
         self._buffers = self._sub.buffers
         self._parity, self._started = 0, False
         self._valid = np.ones(self.num_envs, np.bool_)
@@ -343,4 +348,9 @@ def start_episodes(numbers: Array, episode: int | None, started: bool) -> None:
 
 
 def episodes(buffers: Buffers, done: Sequence[int]) -> list[Episode]:
-    return [Episode(i, float(buffers.ended_return[i]), int(buffers.ended_length[i])) for i in done]
+    def one(i: int) -> Episode:
+        success = float(buffers.ended_success[i])
+        known = None if np.isnan(success) else success
+        return Episode(i, float(buffers.ended_return[i]), int(buffers.ended_length[i]), known)
+
+    return [one(i) for i in done]

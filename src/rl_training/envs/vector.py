@@ -28,6 +28,7 @@ class Episode(NamedTuple):
     index: int  # type: ignore[assignment]  # a field, not tuple.index
     ret: float
     length: int
+    success: float | None = None  # `is_success` in the info of its last step, where there is one
 
 
 class Step(NamedTuple):
@@ -60,6 +61,7 @@ class VectorEnv(ABC):
 
     spec: EnvSpec
     num_envs: int
+    compute_reward: Callable[..., Any] | None = None  # of goal environments: (achieved, desired, info) -> rewards
 
     @abstractmethod
     def reset(self, *, episode: int | None = None) -> Obs:

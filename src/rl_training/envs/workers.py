@@ -165,7 +165,7 @@ class AsyncVectorEnv(VectorEnv):
             raise UserError(
                 f"{name} cannot be sent to worker processes ({error}): use a module-level function."
             ) from None
-        self.spec, self.num_envs = probe.spec, len(places)
+        self.spec, self.num_envs, self.compute_reward = probe.spec, len(places), probe.compute_reward
         self._timeout = timeout
         linux = sys.platform.startswith("linux")
         self._ctx = mp.get_context("forkserver" if linux else "spawn")

@@ -201,7 +201,7 @@ class Agent:
         finally:
             evaluator.close()
         assert result is not None
-        summary: dict[str, Any] = eval_summary(list(seeds), result.returns, result.lengths)
+        summary: dict[str, Any] = eval_summary(list(seeds), result.returns, result.lengths, result.successes)
         return {**summary, "std_return": float(np.std(np.concatenate(result.returns)))}
 
 

@@ -253,13 +253,17 @@ def summarise(per_seed_scores: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def eval_summary(
-    seeds: Sequence[int], returns: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """An evaluation as summary.json shows it; `returns[i]` and `lengths[i]` are the episodes of `seeds[i]`."""
+    seeds: Sequence[int], returns: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]],
+    successes: Sequence[Sequence[float | None]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """An evaluation as summary.json shows it; `returns[i]` and `lengths[i]` are the episodes of `seeds[i]`.
+
+    `success_rate` is there when the environment says of every episode whether it succeeded.
+    """
     if not len(seeds) == len(returns) == len(lengths):
         raise ValueError("seeds, returns and lengths must have one entry a seed")
     scores = summarise(returns)
-    return {
+    summary: dict[str, Any] = {
         "mean_return": scores["mean"],
         "iqm": scores["iqm"],
         "ci95": scores["ci95"],
@@ -274,3 +278,10 @@ def eval_summary(
             for seed, episode_returns, episode_lengths in zip(seeds, returns, lengths)
         ],
     }
+    known = [[float(s) for s in episodes if s is not None] for episodes in successes]
+    if known and all(len(a) == len(b) for a, b in zip(known, returns)):
+        rates = [float(np.mean(episodes)) for episodes in known]
+        summary["success_rate"] = float(np.mean(rates))
+        for row, rate in zip(summary["per_seed"], rates):
+            row["success_rate"] = rate
+    return summary

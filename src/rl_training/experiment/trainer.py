@@ -348,22 +348,26 @@ class Trainer:
         result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
         if result is None:
             return False
-        summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths)
+        summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths, result.successes)
         step = self.loop.env_steps
         for i, seed in enumerate(self.seeds):
             row = summary["per_seed"][i]
             values = {
                 "eval/mean_reward": row["mean_return"], "eval/std_reward": row["std_return"],
                 "eval/mean_ep_length": row["mean_length"],
+                **({"eval/success_rate": row["success_rate"]} if "success_rate" in row else {}),
             }  # fmt: skip
             self.logger.log(step, values, seed if len(self.seeds) > 1 else None)
         if len(self.seeds) > 1:
             lo, hi = summary["ci95"]
             values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
+            if "success_rate" in summary:
+                values["eval/success_rate"] = summary["success_rate"]
             self.logger.log(step, {**values, "eval/ci95_low": lo, "eval/ci95_high": hi})
         self._last_eval, self._evaluated_at = {**summary, "step": step}, step
+        success = f", {summary['success_rate']:.0%} success" if "success_rate" in summary else ""
         self.progress.message(
-            f"step {step:,}: mean return {summary['mean_return']:.1f} over {summary['episodes']} episodes"
+            f"step {step:,}: mean return {summary['mean_return']:.1f}{success} over {summary['episodes']} episodes"
         )
         if self._best is None or summary["mean_return"] > self._best["mean_return"]:
             self._check_finite()

@@ -37,6 +37,7 @@ class LedgerEntry(BaseModel):
     total_timesteps: int
     threshold: float
     at_most: bool = False  # the bar is an upper one: what must NOT be reached, such as by a policy without memory
+    variant: str = ""  # tells two entries of one algorithm and environment apart
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
@@ -47,7 +48,7 @@ class LedgerEntry(BaseModel):
 
     @property
     def name(self) -> str:
-        return f"{self.algo}__{self.env_id.replace('/', '-')}"
+        return f"{self.algo}__{self.env_id.replace('/', '-')}" + (f"__{self.variant}" if self.variant else "")
 
 
 def ledger() -> list[LedgerEntry]:
@@ -118,6 +119,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "algo": entry.algo,
         "env_id": entry.env_id,
         "preset": entry.preset,
+        "variant": entry.variant,
         "total_timesteps": entry.total_timesteps,
         "completed": trained.status == "completed",
         "seeds": list(config.all_seeds),

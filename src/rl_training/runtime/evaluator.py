@@ -20,6 +20,7 @@ EVALUATION_STREAM = 1
 class Evaluation(NamedTuple):
     returns: list[list[float]]  # [seed][episode]
     lengths: list[list[int]]
+    successes: list[list[float | None]]  # None where the environment does not say
 
 
 class Evaluator:
@@ -65,6 +66,7 @@ class Evaluator:
         obs: Any = self.envs.reset(episode=0)
         returns: list[list[float]] = [[] for _ in range(seeds * self.width)]
         lengths: list[list[int]] = [[] for _ in range(seeds * self.width)]
+        successes: list[list[float | None]] = [[] for _ in range(seeds * self.width)]
         missing = seeds * self.episodes
         while missing:
             if should_stop():
@@ -76,6 +78,7 @@ class Evaluator:
                 if len(returns[episode.index]) < self.quota[episode.index % self.width]:
                     returns[episode.index].append(episode.ret)
                     lengths[episode.index].append(episode.length)
+                    successes[episode.index].append(episode.success)
                     missing -= 1
             if remembers and (step.episodes or not step.valid.all()):
                 carry = _restart(carry, fresh, batched(step.terminated | step.truncated | ~step.valid))
@@ -83,7 +86,7 @@ class Evaluator:
         def per_seed(rows: list[list[Any]]) -> list[list[Any]]:
             return [[x for row in rows[s * self.width : (s + 1) * self.width] for x in row] for s in range(seeds)]
 
-        return Evaluation(per_seed(returns), per_seed(lengths))
+        return Evaluation(per_seed(returns), per_seed(lengths), per_seed(successes))
 
     def close(self) -> None:
         if self._envs is not None:

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
-from rl_training.algorithms.hyper import OffPolicyHyper, RolloutHyper
+from rl_training.algorithms.hyper import RolloutHyper
+from rl_training.data.frames import Frames
+from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.source import MixedSource, Sink, Source
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns, transition_columns
+from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
 from rl_training.runtime.executor import Executor
@@ -105,8 +108,8 @@ class Learner:
 
     def small_state(self) -> Any:
         """Everything but the stored transitions: what a capture's trial runs must not change."""
-        columns = self.store.columns
-        data = {k: v for k, v in self.tree["data"].items() if k not in columns}
+        stored = {*self.store.columns, "ring"}
+        data = {k: v for k, v in self.tree["data"].items() if k not in stored}
         return {**{k: v for k, v in self.tree.items() if k not in FIXED}, "data": data}
 
     def _pinned(self, tree: Any) -> Any:
@@ -165,14 +168,15 @@ class Learner:
         scalars[:, 4] = 1.0 if keep_invalid else step.valid
         self._upload(step.obs, step.final_obs)
 
-    def load_reset(self, obs: Any, *, begins: bool = True) -> None:
+    def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
         """Observations to act on, and no transition to store. Episodes begin with them, unless the loaded transition
-        was only stored already (`begins` False): then they begin where it says."""
+        was only stored already (`begins` False): then they begin where it says. `lost`: running episodes are over."""
         self._wait()
         self._scalars[:, :1] = 0.0
         self._scalars[:, 4] = 0.0
         if begins:
             self._scalars[:, 1:4] = 0.0
+            self._scalars[:, 2] = lost
         self._upload(obs, obs)
 
     def _wait(self) -> None:
@@ -237,25 +241,36 @@ class Learner:
         bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))
 
 
+def make_replay(
+    algorithm: Algorithm[Any], num_envs: int, compute_reward: Callable[..., Any] | None = None
+) -> Replay:  # fmt: skip
+    """The replay that an algorithm's settings describe."""
+    hp, spec = algorithm.hp, algorithm.spec
+    options: dict[str, Any] = {"gamma": hp.gamma, "n_step": hp.n_step}
+    if getattr(hp, "her", None) is not None:
+        options["hindsight"] = make_hindsight(hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id)
+    if hp.frame_stack > 1:
+        if "hindsight" in options:
+            raise UserError(f"{algorithm.name}: her and frame_stack cannot be combined; set frame_stack to 1")
+        options["frames"] = Frames(spec, hp.frame_stack, algorithm.name)
+    columns = {**transition_columns(spec), **algorithm.extra_columns()}
+    if not hp.prioritized:
+        return Replay(columns, hp.buffer_size, num_envs, **options)
+    options |= {"alpha": hp.prioritized_alpha, "beta": hp.prioritized_beta}
+    return PrioritizedReplay(columns, hp.buffer_size, num_envs, **options)
+
+
 class ReplayLearner(Learner):
     """Off-policy: `update(n)` takes n gradient steps on sampled batches."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
-    ) -> None:
-        hp: OffPolicyHyper = algorithm.hp
-        columns = {**transition_columns(algorithm.spec), **algorithm.extra_columns()}
-        store = algorithm.replay(num_envs) or (
-            PrioritizedReplay(
-                columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step, alpha=hp.prioritized_alpha,
-                beta=hp.prioritized_beta,
-            )
-            if hp.prioritized
-            else Replay(columns, hp.buffer_size, num_envs, gamma=hp.gamma, n_step=hp.n_step)
-        )  # fmt: skip
+        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
+        compute_reward: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        store = algorithm.replay(num_envs) or make_replay(algorithm, num_envs, compute_reward)
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.replay = store
-        self.batch_size = hp.batch_size
+        self.batch_size = algorithm.hp.batch_size
         own = algorithm.sources()
         self.sources: dict[str, Source] = {"replay": store, **own}
         self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}

@@ -26,31 +26,37 @@ class EpisodeWindow:
 
     def __init__(self, seeds: int, num_envs: int) -> None:
         self.num_envs = num_envs
-        self.windows: list[deque[tuple[float, int]]] = [deque(maxlen=WINDOW) for _ in range(seeds)]
+        self.windows: list[deque[tuple[float, int, float | None]]] = [deque(maxlen=WINDOW) for _ in range(seeds)]
         self.finished = [0] * seeds
 
     def add(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             seed = episode.index // self.num_envs
-            self.windows[seed].append((episode.ret, episode.length))
+            self.windows[seed].append((episode.ret, episode.length, episode.success))
             self.finished[seed] += 1
 
     def metrics(self, seed: int) -> dict[str, float]:
         window = self.windows[seed]
         if not window:
             return {}
-        returns, lengths = zip(*window)
-        return {
+        returns, lengths, successes = zip(*window)
+        metrics = {
             "rollout/ep_rew_mean": float(np.mean(returns)),
             "rollout/ep_len_mean": float(np.mean(lengths)),
             "rollout/episodes": self.finished[seed],
         }
+        if None not in successes:
+            metrics["rollout/success_rate"] = float(np.mean(successes))
+        return metrics
 
     def to_json(self) -> dict[str, Any]:
         return {"windows": [list(w) for w in self.windows], "finished": self.finished}
 
     def load_json(self, data: dict[str, Any]) -> None:
-        self.windows = [deque(((float(r), int(n)) for r, n in w), maxlen=WINDOW) for w in data["windows"]]
+        def row(ret: float, length: int, success: float | None = None) -> tuple[float, int, float | None]:
+            return float(ret), int(length), None if success is None else float(success)
+
+        self.windows = [deque((row(*entry) for entry in w), maxlen=WINDOW) for w in data["windows"]]
         self.finished = [int(n) for n in data["finished"]]
 
 
@@ -153,7 +159,7 @@ class Loop(ABC):
         restored = self.envs.set_state(EnvState(counters["env_state"], arrays))
         if restored == "restarted":
             self.learner.store.cut(tree["data"])
-            self.learner.load_reset(self.envs.current_obs())
+            self.learner.load_reset(self.envs.current_obs(), lost=True)
         return restored
 
 

@@ -26,7 +26,10 @@ class OffPolicyLoop(Loop):
     ) -> None:
         super().__init__(algorithm, envs, seeds, total)
         self.hp: OffPolicyHyper = algorithm.hp
-        self.learner: ReplayLearner = ReplayLearner(algorithm, seeds, self.num_envs, total, executor)
+        self._check_her(executor)
+        self.learner: ReplayLearner = ReplayLearner(
+            algorithm, seeds, self.num_envs, total, executor, envs.compute_reward
+        )
         self.turns = 0  # steps of the vector environment
         self.pending = False  # a transition is loaded but not yet stored
         self.learned = False  # the phases have run at least once
@@ -42,6 +45,14 @@ class OffPolicyLoop(Loop):
         if hyper.buffer_size < num_envs * hyper.n_step:
             raise UserError(
                 f"buffer_size = {hyper.buffer_size} cannot hold {hyper.n_step} steps of {num_envs} environments"
+            )
+
+    def _check_her(self, executor: Executor) -> None:
+        her = getattr(self.hp, "her", None)
+        if her is not None and her.distance_threshold is None and executor.mode == "cudagraph":
+            raise UserError(
+                f"{self.algorithm.name} with her calls the environment's compute_reward, which a captured graph cannot:"
+                " describe the reward by her.distance_threshold, or use execution compile"
             )
 
     def advance(self, until: int) -> None:

@@ -1,0 +1,101 @@
+"""Replay of stacked images that holds every frame once.
+
+An observation is a stack of the last k frames, so consecutive observations share all but one of them. Frames go to a
+ring of their own: the k frames of an episode's first observation, then the newest frame of each next observation, the
+true final one included. A row keeps the place of its newest frame; its next observation ends one place later. So a
+stack is a slice of the ring, at the start of an episode as anywhere else.
+
+Episodes cost k - 1 frames more than their rows. The ring has 5 % more places than there are rows; where episodes are so
+short that this does not do, the oldest rows are given up a little earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rl_training.data.storage import Data
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_training.data.replay import Replay
+
+
+class Frames:
+    """Writing and reading of stacks: pure functions on a replay's tensors.
+
+    ring            [S, N * places, C, H, W]  the frames; data["frames"] has what describes them:
+    at              [S, N * stride]           place of the newest frame of each row's observation, counted without end
+    head            [S, N]                    frames pushed so far
+    fresh           [S, N]                    the next row begins an episode: its whole stack must be pushed
+    oldest          [S, N]                    time of the oldest row whose frames are all there
+    """
+
+    def __init__(self, spec: EnvSpec, stack: int, owner: str) -> None:
+        image = spec.observation
+        if isinstance(image, dict) or not image.is_image or image.shape[0] % stack:
+            raise UserError(
+                f"{owner}: frame_stack = {stack} needs observations that are one image of {stack} stacked frames;"
+                f" {spec.env_id} has {image}"
+            )
+        self.stack = stack
+        self.shape = (image.shape[0] // stack, *image.shape[1:])
+
+    def places(self, store: Replay) -> int:
+        """Places of each environment: one frame a row, 5 % for the starts of episodes, some that are being written."""
+        return math.ceil(1.05 * store.rows) + 3 * (self.stack + 1)
+
+    def nbytes(self, store: Replay, seeds: int) -> int:
+        return seeds * store.num_envs * (self.places(store) * math.prod(self.shape) + 8 * store.stride)
+
+    def init(self, store: Replay, seeds: int, device: torch.device) -> Data:
+        envs = store.num_envs
+        shape = (seeds, envs * self.places(store), *self.shape)
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros((seeds, size), dtype=torch.int64, device=device)
+
+        described = {"at": zeros(envs * store.stride), "head": zeros(envs), "oldest": zeros(envs)}
+        described["fresh"] = torch.ones((seeds, envs), dtype=torch.bool, device=device)
+        return {"ring": torch.zeros(shape, dtype=torch.uint8, device=device), "frames": described}
+
+    def write(self, store: Replay, data: Data, row: Data, advance: Tensor) -> None:
+        """Push the frames of the rows that `store` is about to write: [S, N, ...]."""
+        own, count, places = data["frames"], data["count"], self.places(store)
+        head, start = own["head"], own["fresh"] & advance
+        obs = row["obs"].unflatten(2, (self.stack, -1))  # [S, N, k, C, H, W]
+        newest = row["next_obs"].unflatten(2, (self.stack, -1))[:, :, -1:]
+        # Without a start the stack is written beyond the head, where nothing is read, and not counted.
+        after = head + torch.where(start, self.stack, 0)
+        self._put(data, head.unsqueeze(-1) + torch.arange(self.stack, device=head.device), obs, places)
+        self._put(data, after.unsqueeze(-1), newest, places)
+        own["at"].scatter_(-1, store.slots(count), after - 1)
+        own["fresh"].copy_(~advance | row["terminated"] | row["truncated"])
+        head.copy_(torch.where(advance, after + 1, head))
+        # What the next writes may overwrite is gone: at most stack + 1 rows become incomplete in one step.
+        first, oldest = head + self.stack + 1 - places, own["oldest"]
+        oldest.copy_(torch.maximum(oldest, count + advance - store.rows))
+        for _ in range(self.stack + 1):
+            lowest = own["at"].gather(-1, store.slots(oldest)) - (self.stack - 1)
+            oldest.add_((lowest < first) & (oldest < count + advance))
+
+    def _put(self, data: Data, at: Tensor, frames: Tensor, places: int) -> None:
+        """Frames [S, N, k, C, H, W] to places `at` [S, N, k]."""
+        ring = data["ring"]
+        seeds, envs, _ = at.shape
+        base = torch.arange(seeds * envs, device=at.device).view(seeds, envs, 1) * places
+        rows = (base + at % places).flatten()
+        ring.view(-1, *ring.shape[2:]).index_copy_(0, rows, frames.flatten(0, 2))
+
+    def read(self, store: Replay, data: Data, rows: Tensor, name: str) -> Tensor:
+        """The stacks of rows [B] of one seed: [B, k * C, H, W]."""
+        places = self.places(store)
+        newest = data["frames"]["at"][rows] + (1 if name == "next_obs" else 0)
+        at = newest.unsqueeze(-1) + torch.arange(1 - self.stack, 1, device=rows.device)  # [B, k]
+        base = (rows // store.stride * places).unsqueeze(-1)
+        stacks: Tensor = data["ring"][base + at % places]
+        return stacks.flatten(1, 2)

@@ -1,0 +1,173 @@
+"""Atari games as agents are compared on (Machado et al. 2018): `Atari/Pong-v0` and so on, made from ale-py.
+
+One environment class instead of a stack of wrappers: it knows all of its state, so a running game can be saved and
+continued exactly. `vectorization: vector` uses ale-py's own vector environment with the same settings; it is faster and
+its games restart on resume.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.spaces import Array
+from rl_training.errors import UserError, did_you_mean
+
+ATARI_ID = re.compile(r"Atari/([A-Za-z0-9]+)-v0")
+NOOP, FIRE = 0, 1
+MAX_FRAMES = 108_000  # of an episode: half an hour of play
+
+
+def _ale() -> Any:
+    try:
+        ale = importlib.import_module("ale_py")
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+        return ale
+    except ImportError:
+        raise UserError("Atari games need the Atari extra: pip install rl-training[atari]") from None
+
+
+def area_weights(old: int, new: int) -> Array:
+    """[new, old]: the share of each old pixel in a new one, by the length they have in common."""
+    edges = np.arange(new + 1) * (old / new)
+    starts = np.arange(old)
+    common = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
+    weights: Array = (np.maximum(common, 0.0) * (new / old)).astype(np.float32)
+    return weights
+
+
+class Atari(gym.Env[Any, Any]):
+    """Grey `size` x `size` frames, the last `stack` of them as one image [stack, size, size], newest last.
+
+    frame_skip: each action is repeated so often; the last two screens are joined by their maximum, as sprites flicker.
+    noop_max: a game starts with 1 to so many actions that do nothing. sticky: probability that the console repeats the
+    last action (0.25 in Machado et al. 2018, 0 in Mnih et al. 2015). full_actions: all 18 instead of the game's own.
+    episodic_life: a lost life ends the episode, and the next one goes on with the same game. clip_rewards: to their
+    sign.
+    The last two are for training; evaluation plays whole games for the score.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(
+        self, game: str, *, frame_skip: int = 4, noop_max: int = 30, sticky: float = 0.25, full_actions: bool = False,
+        episodic_life: bool = False, clip_rewards: bool = False, size: int = 84, stack: int = 4,
+        max_frames: int = MAX_FRAMES,
+    ) -> None:  # fmt: skip
+        self._skip, self._noop_max, self._max_frames = frame_skip, noop_max, max_frames
+        self._episodic, self._clip = episodic_life, clip_rewards
+        self._game, self._sticky = game, sticky
+        self._ale = self._interface(0)
+        height, width = self._ale.getScreenDims()
+        self._rows, self._columns = area_weights(height, size), area_weights(width, size).T
+        actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
+        self._actions = list(actions)
+        self.action_space = spaces.Discrete(len(self._actions))
+        self.observation_space = spaces.Box(0, 255, (stack, size, size), np.uint8)
+        self._stack = np.zeros((stack, size, size), np.uint8)
+        self._lives, self._over = 0, True
+
+    def _interface(self, seed: int) -> Any:
+        ale = _ale()
+        interface = ale.ALEInterface()
+        interface.setInt("random_seed", seed)
+        interface.setInt("max_num_frames_per_episode", self._max_frames)
+        interface.setFloat("repeat_action_probability", self._sticky)
+        interface.loadROM(ale.roms.get_rom_path(self._game))
+        return interface
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._over:
+            if seed is not None:  # the console takes its seed when a game is loaded
+                self._ale = self._interface(int(self.np_random.integers(2**31)))
+            self._ale.reset_game()
+            for _ in range(int(self.np_random.integers(1, self._noop_max + 1)) if self._noop_max else 0):
+                self._ale.act(NOOP)
+                if self._ale.game_over():
+                    self._ale.reset_game()
+        else:  # a life was lost: the game goes on
+            self._ale.act(NOOP)
+        if self._actions[1].value == FIRE:  # some games wait for the first shot
+            self._ale.act(FIRE)
+        self._lives, self._over = self._ale.lives(), False
+        self._stack[:] = self._shrink(self._screen())
+        return self._stack.copy(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        reward, screens = 0.0, []
+        for i in range(self._skip):
+            reward += self._ale.act(self._actions[int(action)])
+            if i >= self._skip - 2:
+                screens.append(self._screen())
+            if self._ale.game_over():
+                screens = screens or [self._screen()]
+                break
+        self._stack[:-1] = self._stack[1:]
+        self._stack[-1] = self._shrink(np.maximum.reduce(screens))
+        truncated = bool(self._ale.game_truncated())
+        terminated = bool(self._ale.game_over()) and not truncated
+        self._over = terminated or truncated
+        lives = self._ale.lives()
+        lost, self._lives = self._episodic and 0 < lives < self._lives, lives
+        reward = float(np.sign(reward)) if self._clip else float(reward)
+        return self._stack.copy(), reward, terminated or (lost and not truncated), truncated, {}
+
+    def _screen(self) -> Array:
+        frame: Array = self._ale.getScreenGrayscale()
+        return frame
+
+    def _shrink(self, frame: Array) -> Array:
+        """By the mean over areas, as a product from each side."""
+        small: Array = np.rint(self._rows @ frame.astype(np.float32) @ self._columns).astype(np.uint8)
+        return small
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything: console with its random numbers, the stack, what a lost life is compared with."""
+        console = self._ale.cloneState(include_rng=True).serialize()
+        return {
+            "console": np.frombuffer(console, np.uint8).copy(),
+            "stack": self._stack.copy(),
+            "lives": int(self._lives),
+            "over": bool(self._over),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._ale.restoreState(_ale().ALEState(state["console"].tobytes()))
+        self._stack[:] = state["stack"]
+        self._lives, self._over = int(state["lives"]), bool(state["over"])
+
+
+def make_atari_vector(num_envs: int, game: str, **options: Any) -> Any:
+    """The same settings for ale-py's vector environment."""
+    names = {
+        "frame_skip": "frameskip", "sticky": "repeat_action_probability", "full_actions": "full_action_space",
+        "clip_rewards": "reward_clipping", "stack": "stack_num", "max_frames": "max_num_frames_per_episode",
+    }  # fmt: skip
+    defaults: dict[str, Any] = {"sticky": 0.25, "clip_rewards": False, "episodic_life": False}
+    size = options.pop("size", 84)
+    given = {names.get(k, k): v for k, v in {**defaults, **options}.items()}
+    return _ale().AtariVectorEnv(game, num_envs, img_height=size, img_width=size, **given)
+
+
+def register_atari(env_id: str) -> None:
+    """Make `Atari/<Game>-v0` known to Gymnasium when it is asked for; nothing for other ids."""
+    match = ATARI_ID.fullmatch(env_id)
+    if match is None or env_id in gym.registry:
+        return
+    rom = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
+    known = _ale().roms.get_all_rom_ids()
+    if rom not in known:
+        titles = ["".join(part.capitalize() for part in name.split("_")) for name in known]
+        raise UserError(f"there is no Atari game '{match[1]}'.{did_you_mean(match[1], titles)}")
+    gym.register(
+        env_id,
+        entry_point=f"{__name__}:Atari",
+        vector_entry_point=f"{__name__}:make_atari_vector",
+        kwargs={"game": rom},
+    )

@@ -1,0 +1,232 @@
+"""Frames held once, against plain lists of whole stacks; and Atari games built from them, where ale-py is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import config_for, run_digest
+
+from rl_training.data.frames import Frames
+from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.storage import transition_columns
+from rl_training.envs.atari import area_weights
+from rl_training.envs.making import make_env
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.errors import UserError
+from rl_training.experiment.callbacks import Callback
+from rl_training.experiment.config import make_config
+from rl_training.experiment.trainer import Trainer
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map
+
+CPU, GAMMA, STACK, PROGRESS = torch.device("cpu"), 0.9, 4, torch.tensor(0.0)
+SPEC = EnvSpec("Frames-v0", ArraySpec((STACK, 2, 2), "uint8"), ActionSpec("discrete", (3,)))
+KINDS = {"uniform": Replay, "prioritized": PrioritizedReplay}
+needs_atari = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="the atari extra is not installed")
+
+
+def make(kind: str, capacity: int, envs: int, n_step: int) -> Replay:
+    frames = Frames(SPEC, STACK, "test")
+    return KINDS[kind](transition_columns(SPEC), capacity, envs, gamma=GAMMA, n_step=n_step, frames=frames)
+
+
+def picture(stamps: list[int]) -> np.ndarray:
+    """Frames of 2 x 2 bytes that spell a number each."""
+    return np.array(stamps, "<u4").view(np.uint8).reshape(len(stamps), 2, 2)
+
+
+def simulate(replay: Replay, steps: int, *, seeds: int = 1, end: float = 0.2) -> tuple[dict[str, Any], list[Any]]:
+    """Episodes whose first stack is four new frames; some steps are no transitions, and the stack begins anew there."""
+    g = np.random.default_rng(0)
+    data = replay.init(seeds, CPU)
+    history: list[list[list[dict[str, Any]]]] = [[[] for _ in range(replay.num_envs)] for _ in range(seeds)]
+    stamp = 0
+
+    def new(k: int) -> list[int]:
+        nonlocal stamp
+        stamp += k
+        return list(range(stamp - k, stamp))
+
+    now = [[new(STACK) for _ in range(replay.num_envs)] for _ in range(seeds)]
+    for _ in range(steps):
+        row: dict[str, Any] = {
+            name: torch.zeros((seeds, replay.num_envs, *shape), dtype=dtype)
+            for name, (shape, dtype) in transition_columns(SPEC).items()
+        }
+        advance = torch.zeros(seeds, replay.num_envs, dtype=torch.bool)
+        for s in range(seeds):
+            for e in range(replay.num_envs):
+                obs, next_obs = now[s][e], [*now[s][e][1:], *new(1)]
+                ends = g.choice(3, p=[1 - end, end / 2, end / 2])
+                values = {"rewards": float(stamp), "terminated": ends == 1, "truncated": ends == 2}
+                row["obs"][s, e], row["next_obs"][s, e] = (torch.from_numpy(picture(x)) for x in (obs, next_obs))
+                for name, value in values.items():
+                    row[name][s, e] = value
+                advance[s, e] = valid = g.random() > 0.1
+                if valid:
+                    history[s][e].append({"obs": obs, "next_obs": next_obs, **values})
+                elif values["truncated"] and history[s][e]:
+                    history[s][e][-1]["truncated"] = True
+                now[s][e] = next_obs if valid and ends == 0 else new(STACK)
+        replay.write(data, row, advance)
+    return data, history
+
+
+def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, Any]]]) -> set[tuple[int, int]]:
+    places = {tuple(rows[t]["obs"]): (e, t) for e, rows in enumerate(history) for t in range(len(rows))}
+    seen = set()
+    for i in range(len(batch["obs"])):
+        if batch["weights"][i] == 0:
+            continue
+        obs, next_obs = (
+            tuple(batch[name][i].numpy().reshape(STACK, 4).copy().view("<u4")[:, 0].tolist())
+            for name in ("obs", "next_obs")
+        )
+        env, time = places[obs]
+        seen.add((env, time))
+        rows, total, scale, at = history[env], 0.0, 1.0, time
+        while True:
+            total, scale = total + scale * rows[at]["rewards"], scale * GAMMA
+            done = rows[at]["terminated"] or rows[at]["truncated"]
+            if done or at - time + 1 == replay.n_step or at + 1 == len(rows):
+                break
+            at += 1
+        assert next_obs == tuple(rows[at]["next_obs"])
+        assert batch["rewards"][i].item() == pytest.approx(total, rel=1e-5)
+        assert batch["discounts"][i].item() == pytest.approx(0.0 if rows[at]["terminated"] else scale, rel=1e-5)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(
+    ("capacity", "envs", "steps", "end"), [(60, 1, 40, 0.2), (60, 2, 150, 0.02), (40, 2, 200, 0.5)]
+)
+def test_stacks_are_rebuilt(kind: str, n_step: int, capacity: int, envs: int, steps: int, end: float) -> None:
+    """Starts of episodes, true final observations, the ring many times around, more episodes than it has room for."""
+    replay = make(kind, capacity, envs, n_step)
+    data, (history,) = simulate(replay, steps, end=end)
+    one, seen = tree_map(lambda x: x[0], data), set()
+    for i in range(12):
+        seen |= check(replay, replay.sample(one, rng.key_from_seed(i), 64, PROGRESS), history)
+    oldest = replay.oldest(one).tolist()
+    assert seen == {(e, t) for e, rows in enumerate(history) for t in range(oldest[e], len(rows))}
+    for e, rows in enumerate(history):
+        least = replay.rows if end < 0.1 else replay.rows // 4
+        assert len(rows) - oldest[e] >= min(len(rows), least), "rows were given up without need"
+
+
+def test_seeds_do_not_mix() -> None:
+    replay = make("uniform", 40, 2, 1)
+    data, histories = simulate(replay, 80, seeds=2)
+    keys = torch.stack([rng.key_from_seed(5), rng.key_from_seed(6)])
+    together = torch.vmap(lambda d, k: replay.sample(d, k, 32, PROGRESS))(data, keys)
+    for s in range(2):
+        check(replay, tree_map(lambda x, s=s: x[s], together), histories[s])
+
+
+def test_memory_of_a_million_transitions() -> None:
+    """All tensors of a small replay, measured; so counted, a million 84 x 84 transitions need less than 7.5 GB."""
+    spec = EnvSpec("Atari", ArraySpec((4, 84, 84), "uint8"), ActionSpec("discrete", (18,)))
+
+    def replay(rows: int) -> Replay:
+        frames = Frames(spec, 4, "test")
+        return PrioritizedReplay(transition_columns(spec), rows, 1, gamma=GAMMA, n_step=3, frames=frames)
+
+    small = replay(2_000)
+    held = sum(x.numel() * x.element_size() for _, x in tree_items(small.init(1, CPU)))
+    assert held <= 1.02 * small.nbytes(1)
+    assert held / 2_000 < 7_500
+    assert replay(1_000_000).nbytes(1) < 7.45e9
+
+
+@pytest.mark.parametrize("spec", [EnvSpec("Vector-v0", ArraySpec((4,)), SPEC.action), SPEC])
+def test_what_is_no_stack_is_refused(spec: EnvSpec) -> None:
+    with pytest.raises(UserError, match="frame_stack = 3 needs observations that are one image of 3 stacked frames"):
+        Frames(spec, 3, "dqn")
+
+
+# --- Atari --------------------------------------------------------------------------------------------------------
+
+
+@needs_atari
+def test_preprocessing() -> None:
+    env = make_env("Atari/Breakout-v0", {"sticky": 0.0, "episodic_life": True, "clip_rewards": True})
+    assert env.action_space.n == 4
+    assert make_env("Atari/Breakout-v0", {"full_actions": True}).action_space.n == 18
+    first, _ = env.reset(seed=3)
+    assert first.shape == (4, 84, 84)
+    assert first.dtype == np.uint8
+    assert all(np.array_equal(first[0], frame) for frame in first)
+    obs, lives, lengths = first, [], []
+    for _ in range(2):
+        terminated = length = 0
+        while not terminated:
+            before = obs
+            obs, reward, terminated, truncated, _ = env.step(0)
+            assert np.array_equal(obs[:-1], before[1:])
+            assert not truncated
+            assert reward in (-1.0, 0.0, 1.0)
+            length += 1
+        lives.append(env.unwrapped.get_state()["lives"])
+        lengths.append(length)
+        obs, _ = env.reset(seed=4)
+    assert lives == [4, 3], "a life that was lost ends the episode, not the game"
+    again, _ = make_env("Atari/Breakout-v0", {"sticky": 0.0}).reset(seed=3)
+    assert np.array_equal(again, first)
+
+
+@pytest.mark.parametrize(("old", "new"), [(210, 84), (160, 84), (6, 3), (5, 5)])
+def test_area_weights(old: int, new: int) -> None:
+    """Against a picture blown up by `new` and averaged in blocks of `old`, where no pixel is divided."""
+    line = np.random.default_rng(0).uniform(0, 255, old)
+    expected = np.repeat(line, new).reshape(new, old).mean(1)
+    assert area_weights(old, new) @ line == pytest.approx(expected, rel=1e-5)
+
+
+@needs_atari
+@pytest.mark.parametrize("env_id", ["Atari/Pnog-v0", "Atari/Nope-v0"])
+def test_unknown_game(env_id: str) -> None:
+    with pytest.raises(UserError, match="there is no Atari game"):
+        make_env(env_id)
+
+
+class _StopAt(Callback):
+    def on_collect_end(self, trainer: Any, result: Any) -> None:
+        if trainer.env_steps >= 90:
+            trainer.request_stop("test")
+
+
+@needs_atari
+@pytest.mark.parametrize("preset", ["dqn/pong_atari", "rainbow_dqn/breakout_atari"])
+def test_training_resumes_exactly(preset: str, tmp_path: Path) -> None:
+    """The presets with a small buffer: cut and continued equals uninterrupted, with sticky actions and lost lives."""
+    small = {"buffer_size": 100, "learning_starts": 60, "batch_size": 4}
+    changes = {"total_timesteps": 130, "num_envs": 1, "log_interval": 40, "eval_episodes": 1, "execution": "eager"}
+    config = make_config(preset, device="cpu", algo_kwargs=small, **changes)
+    config = config.model_copy(update={"env_kwargs": {**config.env_kwargs, "evaluation": {"max_frames": 400}}})
+
+    def run(folder: str, **options: Any) -> Any:
+        here = config.model_copy(update={"output_dir": str(tmp_path / folder)})
+        return Trainer(here, progress=False, **options).run()
+
+    whole, cut = run("a"), run("b", callbacks=[_StopAt()])
+    assert cut.summary["env_steps"] < 130
+    resumed = Trainer.resume(cut.run_dir, progress=False)
+    assert resumed.env_restored == "exact"
+    left, right = (run_digest(r.checkpoint_path) for r in (whole, resumed.run()))
+    assert {k: v for k, v in left.items() if k != "metrics"} == {k: v for k, v in right.items() if k != "metrics"}
+
+
+@needs_atari
+def test_the_native_vector_environment_trains(tmp_path: Path) -> None:
+    config = config_for(
+        "ppo", tmp_path, env_id="Atari/Pong-v0", vectorization="vector", num_envs=2, total_timesteps=64,
+        env_kwargs={"training": {"episodic_life": True, "clip_rewards": True}, "evaluation": {"max_frames": 400}},
+    )  # fmt: skip
+    assert Trainer(config, progress=False).run().status == "completed"
