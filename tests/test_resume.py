@@ -36,6 +36,8 @@ def _cells() -> dict[str, dict[str, Any]]:
                         "n_steps": 4, "normalize_observations": True, "normalize_rewards": True,
                         "learning_rate": {"kind": "linear", "start": 1e-3},
                     }  # fmt: skip
+                if name == "recurrent_ppo":  # rollouts that end where the cuts are
+                    changes["algo_kwargs"] = {"n_steps": 4, "normalize_observations": True}
                 cells[f"{name}-{envs}-{vectorization}"] = {"name": name, **changes}
     return cells
 
