@@ -160,8 +160,8 @@ class MBPO(Algorithm[MBPOHyper]):
         count = keep.sum().clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:
-            total: Tensor = torch.where(keep, x, 0.0).sum()
-            return total / count
+            kept: Tensor = torch.where(keep, x, 0.0).sum() / count
+            return kept
 
         metrics = {
             "reward": mean(rewards), "uncertainty": mean(imagined.uncertainty),
