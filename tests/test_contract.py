@@ -219,7 +219,7 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
-    if entry.family == "model-based":
+    if "model_hidden_sizes" in entry.load().Hyper.model_fields:
         kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
     if "dataset" in base.get("algo_kwargs", {}):
         kwargs["dataset"] = {"size": 300}
