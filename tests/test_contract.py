@@ -214,6 +214,10 @@ SHORT = {
 }
 
 
+SHORT_MODEL = {"rollout_batch": 50, "synthetic_buffer_size": 100, "plan_horizon": 3, "plan_population": 8,
+               "plan_elites": 3, "plan_iterations": 1}  # fmt: skip
+
+
 def _shortened(preset: str, output_dir: Any) -> Any:
     base = read_config(preset)
     entry = registry.entry(base["algo"])
@@ -224,11 +228,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
     if entry.loop == "off_policy":
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
-    if entry.family == "model-based":
-        kwargs |= {
-            k: v for k, v in {**SMALL_MODEL, "rollout_batch": 50, "synthetic_buffer_size": 100, "plan_horizon": 3,
-                              "plan_population": 8, "plan_elites": 3}.items() if k in entry.load().Hyper.model_fields
-        }  # fmt: skip
+    if "model_hidden_sizes" in entry.load().Hyper.model_fields:
+        kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
     if "dataset" in base.get("algo_kwargs", {}):
         kwargs["dataset"] = {"size": 300}
     if entry.loop == "on_policy":

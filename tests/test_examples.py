@@ -23,6 +23,7 @@ ARGUMENTS = {  # enough steps that learning has begun
     "fqf_cartpole_reference.py": ["--total-timesteps", "1290"],
     "naf_pendulum_reference.py": ["--total-timesteps", "530"],
     "mbpo_pendulum_reference.py": ["--total-timesteps", "405"],
+    "mopo_pendulum_reference.py": ["--total-timesteps", "20"],
     "d4pg_pendulum_reference.py": ["--total-timesteps", "530"],
     "td3_pendulum_reference.py": ["--total-timesteps", "10030"],
     "tqc_pendulum_reference.py": ["--total-timesteps", "130"],

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.hyper import H, Hyper, parse_hyper
+from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
@@ -209,6 +209,8 @@ class Algorithm(Generic[H]):
     def phases(self) -> tuple[Phase, ...]:
         """What a turn of the off-policy loop does. Most algorithms have one phase on replay; MBPO has three."""
         hp: Any = self.hp
+        if isinstance(hp, OfflineHyper):
+            return (Phase("update", self.train_step),)
         return (Phase("update", self.train_step, every=hp.train_freq, times=hp.updates_per_block(self.num_envs)),)
 
     def sources(self) -> dict[str, Source]:

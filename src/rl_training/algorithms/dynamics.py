@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Again, Aux, Batch, Phase, TrainState
-from rl_training.algorithms.hyper import OffPolicyHyper, Widths
+from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Widths
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.dynamics import EnsembleDynamics, Imagined, Norm, Prediction, identity_norm, imagine, targets_of
@@ -37,7 +38,7 @@ from rl_training.ops.tree import tree_map
 Extra = dict[str, Any]
 
 
-class DynamicsHyper(OffPolicyHyper):
+class DynamicsFields(Hyper):
     """Settings of the model and its fitting (defaults: Janner et al. 2019)."""
 
     model_hidden_sizes: Widths = (200, 200, 200, 200)
@@ -52,8 +53,6 @@ class DynamicsHyper(OffPolicyHyper):
     """Transitions that each member learns from in one step."""
     model_weight_decay: tuple[float, ...] = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
     """Decay of each layer's weights; the last one is the output layer's."""
-    model_train_freq: int = Field(250, ge=1)
-    """Steps of the vector environment between two fits of the model."""
     model_patience: int = Field(5, ge=1)
     """A fit ends after so many epochs in which no member improved."""
     model_max_epochs: int = Field(100, ge=1)
@@ -67,17 +66,28 @@ class DynamicsHyper(OffPolicyHyper):
     (episodes never end) or the name of a task whose function is known."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> DynamicsHyper:
+    def _consistent(self) -> DynamicsFields:
         if self.num_elites > self.num_members:
             raise ValueError(f"num_elites = {self.num_elites} is more than num_members = {self.num_members}")
         if not self.model_weight_decay or min(self.model_weight_decay) < 0.0:
             raise ValueError("model_weight_decay needs numbers of at least 0")
+        if self.gamma == 0.0:
+            raise ValueError("gamma must be above 0: the ends of episodes are read from the discounts")
+        return self
+
+
+class DynamicsHyper(DynamicsFields, OffPolicyHyper):
+    """A model that is fitted anew while data comes in."""
+
+    model_train_freq: int = Field(250, ge=1)
+    """Steps of the vector environment between two fits of the model."""
+
+    @model_validator(mode="after")
+    def _single_uniform_steps(self) -> DynamicsHyper:
         if self.n_step != 1:
             raise ValueError("n_step must be 1: the model predicts single steps")
         if self.prioritized:
             raise ValueError("prioritized must be false: the model learns from uniform batches")
-        if self.gamma == 0.0:
-            raise ValueError("gamma must be above 0: the ends of episodes are read from the discounts")
         return self
 
 
@@ -116,7 +126,7 @@ class Dynamics:
     IMPROVEMENT = 0.01  # an epoch counts when a member's held-out error fell by this share
     BOUND_PENALTY = 0.01
 
-    def __init__(self, spec: EnvSpec, hp: DynamicsHyper) -> None:
+    def __init__(self, spec: EnvSpec, hp: DynamicsFields) -> None:
         self.spec, self.hp = spec, hp
         self.check(spec)
         self.ends: Terminates | None = termination(hp.termination, spec)
@@ -280,14 +290,13 @@ class Dynamics:
 
     # --- the runtime's view ------------------------------------------------------------------------------------------
 
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases of a fit, every `model_train_freq` turns and when learning begins."""
+    def phases(self, rows_at: Callable[[int], int], every: int) -> tuple[Phase, ...]:
+        """The phases of a fit, every so many turns and when learning begins; `rows_at(steps)`: transitions held."""
         hp = self.hp
 
-        def epoch(env_steps: int) -> int:
+        def epoch(steps: int) -> int:
             """Minibatches that cover the training rows once."""
-            rows = min(env_steps, hp.buffer_size) * (1.0 - hp.model_holdout)
-            return max(1, math.ceil(rows / hp.model_batch_size))
+            return max(1, math.ceil(rows_at(steps) * (1.0 - hp.model_holdout) / hp.model_batch_size))
 
         def fits(state: TrainState) -> Tensor:
             clock: Tensor = -1 - state.extra["dynamics"]["fits"]  # the same rows in each epoch of a fit
@@ -297,7 +306,7 @@ class Dynamics:
             flag: Tensor = state.extra["dynamics"]["fitted"]
             return flag
 
-        rhythm: dict[str, Any] = {"every": hp.model_train_freq, "at_start": True}
+        rhythm: dict[str, Any] = {"every": every, "at_start": True}
         size, rows = hp.model_holdout_size, hp.num_members * hp.model_batch_size
         return (
             Phase("begin", self.begin, batch_size=size, learns=False, **rhythm),

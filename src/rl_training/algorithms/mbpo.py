@@ -16,8 +16,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.dynamics import Dynamics, DynamicsHyper
-from rl_training.algorithms.sac import SAC, SACHyper
+from rl_training.algorithms.dynamics import Dynamics, DynamicsFields, DynamicsHyper
+from rl_training.algorithms.hyper import Hyper
+from rl_training.algorithms.sac import SAC, SACFields, SACHyper
 from rl_training.data.source import Source
 from rl_training.data.synthetic import SyntheticReplay
 from rl_training.envs.spec import EnvSpec
@@ -29,11 +30,9 @@ from rl_training.ops.tree import tree_map
 POLICY = ("actor", "critic")  # SAC's own networks
 
 
-class MBPOHyper(DynamicsHyper, SACHyper):
-    learning_starts: int = Field(1_000, ge=0)
-    """Environment steps with random actions before the first update."""
-    gradient_steps: int = Field(20, ge=-1)
-    """Updates in a block; -1: one for each transition collected since the last block."""
+class RolloutFields(DynamicsFields, SACFields):
+    """Rollouts of the model and the batches made of them."""
+
     real_ratio: float = Field(0.05, ge=0.0, le=1.0)
     """Share of real transitions in the batches of the policy."""
     rollout_batch: int = Field(10_000, ge=1)
@@ -48,7 +47,7 @@ class MBPOHyper(DynamicsHyper, SACHyper):
     """Model-made transitions kept for each seed."""
 
     @model_validator(mode="after")
-    def _schedule(self) -> MBPOHyper:
+    def _schedule(self) -> RolloutFields:
         if not 0 <= self.rollout_schedule[0] <= self.rollout_schedule[1]:
             raise ValueError(f"rollout_schedule = {list(self.rollout_schedule)} must be two rising steps of at least 0")
         if self.synthetic_buffer_size < self.rollout_batch:
@@ -66,15 +65,22 @@ class MBPOHyper(DynamicsHyper, SACHyper):
         return int(self.rollout_length + share * (last - self.rollout_length) + 1e-9)
 
 
-class MBPO(Algorithm[MBPOHyper]):
-    Hyper = MBPOHyper
+class MBPOHyper(RolloutFields, DynamicsHyper, SACHyper):
+    learning_starts: int = Field(1_000, ge=0)
+    """Environment steps with random actions before the first update."""
+    gradient_steps: int = Field(20, ge=-1)
+    """Updates in a block; -1: one for each transition collected since the last block."""
+
+
+class MBPO(Algorithm[RolloutFields]):
+    Hyper: ClassVar[type[Hyper]] = MBPOHyper
     name = "mbpo"
     actions = ("box",)
     targets: ClassVar[tuple[str, ...]] = SAC.targets
 
     @cached_property
     def sac(self) -> SAC:
-        fields = {name: getattr(self.hp, name) for name in SACHyper.model_fields}
+        fields = {name: getattr(self.hp, name) for name in SACHyper.model_fields if name in type(self.hp).model_fields}
         return SAC(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **fields)
 
     @cached_property
@@ -160,8 +166,8 @@ class MBPO(Algorithm[MBPOHyper]):
         count = keep.sum().clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:
-            average: Tensor = torch.where(keep, x, 0.0).sum() / count
-            return average
+            kept: Tensor = torch.where(keep, x, 0.0).sum() / count
+            return kept
 
         metrics = {
             "reward": mean(rewards), "uncertainty": mean(imagined.uncertainty),
@@ -175,26 +181,30 @@ class MBPO(Algorithm[MBPOHyper]):
         hp = self.hp
         return {"synthetic": SyntheticReplay(self.spec, hp.synthetic_buffer_size, hp.rollout_batch, gamma=hp.gamma)}
 
-    def policy_phase(self) -> Phase:
+    def policy_phase(self, **fields: Any) -> Phase:
         """SAC on batches of real and model-made transitions."""
-        hp = self.hp
+        hp: Any = self.hp
         real = round(hp.real_ratio * hp.batch_size)
         made = hp.batch_size - real
-        fields: dict[str, Any] = {"every": hp.train_freq, "times": hp.updates_per_block(self.num_envs)}
         if not real:
             return Phase("policy", self.policy_step, "synthetic", **fields)
         return Phase("policy", self.policy_step, batch_size=real, also=("synthetic", made) if made else None, **fields)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def rollout_phases(self, every: int) -> tuple[Phase, ...]:
+        """Fresh rollouts: start them, then one call for each of their steps."""
         hp = self.hp
-        rhythm: dict[str, Any] = {
-            "every": hp.model_train_freq, "at_start": True, "sink": "synthetic", "learns": False,
-        }  # fmt: skip
+        fields: dict[str, Any] = {"every": every, "at_start": True, "sink": "synthetic", "learns": False}
         return (
-            *self.dynamics.phases(),
-            Phase("branch", self.branch, batch_size=hp.rollout_batch, **rhythm),
-            Phase("imagine", self.imagine, None, times=hp.length_at, **rhythm),
-            self.policy_phase(),
+            Phase("branch", self.branch, batch_size=hp.rollout_batch, **fields),
+            Phase("imagine", self.imagine, None, times=hp.length_at, **fields),
+        )
+
+    def phases(self) -> tuple[Phase, ...]:
+        hp: Any = self.hp
+        return (
+            *self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq),
+            *self.rollout_phases(hp.model_train_freq),
+            self.policy_phase(every=hp.train_freq, times=hp.updates_per_block(self.num_envs)),
         )
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

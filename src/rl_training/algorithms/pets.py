@@ -88,7 +88,8 @@ class PETS(Algorithm[PETSHyper]):
         return {"model": self.dynamics.adam.init(params["model"])}
 
     def phases(self) -> tuple[Phase, ...]:
-        return self.dynamics.phases()
+        hp = self.hp
+        return self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One gradient step of the model: the algorithm used on its own."""

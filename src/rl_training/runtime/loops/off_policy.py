@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from rl_training.algorithms.base import Algorithm, Phase
+from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OffPolicyHyper
 from rl_training.envs.vector import VectorEnv
 from rl_training.errors import UserError
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import ReplayLearner
-from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.loops.phases import PhasedLoop
 
 
-class OffPolicyLoop(Loop):
+class OffPolicyLoop(PhasedLoop):
     def __init__(
         self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
     ) -> None:
@@ -32,8 +30,6 @@ class OffPolicyLoop(Loop):
         )
         self.turns = 0  # steps of the vector environment
         self.pending = False  # a transition is loaded but not yet stored
-        self.learned = False  # the phases have run at least once
-        self.position: tuple[int, int] | None = None  # phase and call at which learning was stopped
 
     @staticmethod
     def planned_updates(hyper: OffPolicyHyper, total: int, num_envs: int) -> int:
@@ -73,44 +69,10 @@ class OffPolicyLoop(Loop):
             self.pending = True
 
     def _learn(self, *, to_the_end: bool = False) -> bool:
-        """The phases that are due in this turn. False when a stop was asked for on the way: `position` is saved, and
-        the next call goes on from there."""
-        if self.position is None:
-            if self.turns == 0 or self.env_steps < self.hp.learning_starts:
-                return True
-            self.position = (0, 0)
-        phases = self.learner.phases
-        index, call = self.position
-        while index < len(phases):
-            phase = phases[index]
-            if self.turns % phase.every == 0 or (phase.at_start and not self.learned):
-                call = self._run_phase(phase, call, to_the_end)
-                if not to_the_end and self.should_stop():
-                    self.position = (index, call)
-                    return False
-                if phase.again is not None and not bool(phase.again.done(self.learner.train).all()):
-                    index, call = [p.name for p in phases].index(phase.again.phase), 0
-                    continue
-            index, call = index + 1, 0
-        self.position, self.learned = None, True
-        return True
-
-    def _run_phase(self, phase: Phase, call: int, to_the_end: bool) -> int:
-        """Calls of a phase from number `call` on; returns how many are done, fewer than all when asked to stop."""
-        metrics: dict[str, Tensor] = {}
-        calls = phase.calls(self.env_steps)
-        while call < calls:
-            metrics = self.learner.update(1, phase)
-            call += 1
-            self.gradient_steps += phase.learns
-            if not to_the_end and self.should_stop():
-                break
-        several = len(self.learner.phases) > 1
-        self.metrics = {
-            **self.metrics,
-            **({f"{phase.name}/{k}": v for k, v in metrics.items()} if several else metrics),
-        }
-        return call
+        """The phases that are due in this turn; False when a stop was asked for on the way."""
+        if self.position is None and (self.turns == 0 or self.env_steps < self.hp.learning_starts):
+            return True
+        return self.run_phases(self.learner, self.learner.phases, self.turns, to_the_end=to_the_end)
 
     def finish(self) -> None:
         if self.pending:
@@ -120,11 +82,9 @@ class OffPolicyLoop(Loop):
             self.pending = False
 
     def counters(self) -> dict[str, Any]:
-        own = {"turns": self.turns, "pending": self.pending, "learned": self.learned, "position": self.position}
-        return {**super().counters(), **own}
+        return {**super().counters(), **self.phase_counters(), "turns": self.turns, "pending": self.pending}
 
     def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
         self.turns, self.pending = int(counters["turns"]), bool(counters["pending"])
-        self.learned, position = bool(counters.get("learned", True)), counters.get("position")
-        self.position = (int(position[0]), int(position[1])) if position is not None else None
+        self.load_phase_counters(counters)
         return super().load(tensors, counters)

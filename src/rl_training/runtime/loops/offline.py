@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Phase
+from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
 from rl_training.data.dataset import DatasetSource
+from rl_training.data.source import Sink
 from rl_training.envs.vector import Restored, VectorEnv
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import Learner, ReplayLearner
-from rl_training.runtime.loops.base import Loop, _fill
+from rl_training.runtime.loops.base import _fill
+from rl_training.runtime.loops.phases import PhasedLoop
 
 
 class OfflineLearner(ReplayLearner):
@@ -28,23 +30,28 @@ class OfflineLearner(ReplayLearner):
             raise UserError(f"{algorithm.name} learns from a dataset; none was given")
         source = DatasetSource(algorithm.dataset, hp.gamma, algorithm.reads)
         Learner.__init__(self, algorithm, source, seeds, horizon, executor)  # type: ignore[arg-type]
-        self.batch_size, self.sources = hp.batch_size, {"replay": source}
-        self.phases = (Phase("update", algorithm.train_step),)
+        own = algorithm.sources()
+        self.batch_size, self.sources = hp.batch_size, {"replay": source, **own}
+        self.sinks = {k: v for k, v in own.items() if isinstance(v, Sink)}
+        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
+        self.phases = algorithm.phases()  # the last one is the update that the clock counts
         self._updates = {
+            **{p.name: executor.wrap(self.update_of(p), self.small_state) for p in self.phases[:-1]},
             "update": executor.wrap(self.repeated(1), self.small_state),
             "updates": executor.wrap(self.repeated(hp.updates_per_call), self.small_state),
         }
 
     def repeated(self, times: int) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
         """`times` updates as one function, so one graph."""
-        single = self.update_of(self.phases[0])
+        single = self.update_of(self.phases[-1])
 
         def update(tree: dict[str, Any]) -> dict[str, Tensor]:
             metrics: dict[str, Tensor] = {}
             for _ in range(times):
                 train = tree["train"]
-                train.progress.copy_(torch.clamp(train.step / tree["horizon"], max=1.0))
+                train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
                 metrics = single(tree)
+                tree["env_steps"].add_(1)
             return metrics
 
         return update
@@ -54,7 +61,7 @@ class OfflineLearner(ReplayLearner):
         return metrics
 
 
-class OfflineLoop(Loop):
+class OfflineLoop(PhasedLoop):
     def __init__(
         self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
     ) -> None:
@@ -69,20 +76,28 @@ class OfflineLoop(Loop):
 
     def advance(self, until: int) -> None:
         """Blocks begin at multiples of their size, wherever a run was cut: so the arithmetic is the same."""
+        learner, preparing = self.learner, self.learner.phases[:-1]
         while self.env_steps < until and not self.should_stop():
+            if preparing and not self.run_phases(learner, preparing, self.env_steps):
+                return
             whole = self.env_steps % self.block == 0 and self.env_steps + self.block <= self.total
-            self.metrics = self.learner.call("updates" if whole else "update")
-            self.env_steps += self.block if whole else 1
-            self.gradient_steps = self.env_steps
+            self.keep_metrics(learner, learner.phases[-1], learner.call("updates" if whole else "update"))
+            steps = self.block if whole else 1
+            self.env_steps += steps
+            self.gradient_steps += steps
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The learner only: the dataset is in the config as a recipe, and its hash beside it."""
         self._env_meta = {"sub_envs": []}
         return {"state": dict(tree_items({k: v for k, v in self.learner.tree.items() if k != "data"}))}
 
+    def counters(self) -> dict[str, Any]:
+        return {**super().counters(), **self.phase_counters()}
+
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
         tree = {k: v for k, v in self.learner.tree.items() if k not in ("data", "horizon")}
         _fill(tree, tensors["state"], "")
+        self.load_phase_counters(counters)
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         device = self.learner.device
         self.metrics = {k: torch.tensor(v, device=device) for k, v in counters["metrics"].items()}

@@ -1,0 +1,37 @@
+"""MOPO on Pendulum-v1, learned from a dataset of random actions: train, load the checkpoint, ask it for an action.
+
+python examples/mopo_pendulum_reference.py [--total-timesteps N] [--seeds 0,1,2]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from rl_training import MOPO, load, make_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--total-timesteps", type=int, default=10_000)
+    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--output-dir", default="runs")
+    args = parser.parse_args()
+
+    config = make_config(
+        "mopo/pendulum",  # the packaged preset: `rl-training config --config mopo/pendulum` shows all of it
+        total_timesteps=args.total_timesteps,
+        seeds=[int(seed) for seed in args.seeds.split(",")],
+        output_dir=args.output_dir,
+        eval_episodes=20,
+    )
+    result = MOPO(config).learn(progress=True)
+    print(f"run directory: {result.run_dir}")
+    print(f"mean return over {result.final_eval['episodes']} episodes: {result.final_eval['mean_return']:.1f}")
+
+    agent = load(result.checkpoint_path)
+    observation = [1.0, 0.0, 0.5]  # upright, turning slowly
+    print(f"torque: {agent.predict(observation)}, value of the state: {agent.value(observation):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Running the phases of a turn, so that a run can be cut between any two calls and go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rl_training.algorithms.base import Phase
+from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.loops.base import Loop
+
+
+class PhasedLoop(Loop):
+    """A loop whose turns consist of phases."""
+
+    learned = False  # the phases have run at least once
+    position: tuple[int, int] | None = None  # phase and call at which learning was stopped
+
+    def run_phases(
+        self, learner: ReplayLearner, phases: Sequence[Phase], turn: int, *, to_the_end: bool = False
+    ) -> bool:
+        """The phases that are due in this turn. False when a stop was asked for on the way: `position` is saved, and
+        the next call goes on from there."""
+        index, call = self.position or (0, 0)
+        while index < len(phases):
+            phase = phases[index]
+            if turn % phase.every == 0 or (phase.at_start and not self.learned):
+                call = self._run_phase(learner, phase, call, to_the_end)
+                if not to_the_end and self.should_stop():
+                    self.position = (index, call)
+                    return False
+                if phase.again is not None and not bool(phase.again.done(learner.train).all()):
+                    index, call = [p.name for p in phases].index(phase.again.phase), 0
+                    continue
+            index, call = index + 1, 0
+        self.position, self.learned = None, True
+        return True
+
+    def _run_phase(self, learner: ReplayLearner, phase: Phase, call: int, to_the_end: bool) -> int:
+        """Calls of a phase from number `call` on; returns how many are done, fewer than all when asked to stop."""
+        metrics: dict[str, Tensor] = {}
+        calls = phase.calls(self.env_steps)
+        while call < calls:
+            metrics = learner.update(1, phase)
+            call += 1
+            self.gradient_steps += phase.learns
+            if not to_the_end and self.should_stop():
+                break
+        self.keep_metrics(learner, phase, metrics)
+        return call
+
+    def keep_metrics(self, learner: ReplayLearner, phase: Phase, metrics: dict[str, Tensor]) -> None:
+        """The last metrics of each phase, under its name where there are several."""
+        several = len(learner.phases) > 1
+        self.metrics = {**self.metrics, **{f"{phase.name}/{k}" if several else k: v for k, v in metrics.items()}}
+
+    def phase_counters(self) -> dict[str, Any]:
+        return {"learned": self.learned, "position": self.position}
+
+    def load_phase_counters(self, counters: dict[str, Any]) -> None:
+        self.learned, position = bool(counters.get("learned", True)), counters.get("position")
+        self.position = (int(position[0]), int(position[1])) if position is not None else None
