@@ -27,8 +27,8 @@ from rl_training.experiment.verify import results
 
 ROOT = generate.ROOT
 PACKAGES = ("experiment", "algorithms", "models", "data", "envs", "runtime", "ops", "api")
-GUIDES = ("quickstart", "configuration", "custom", "environments", "studies", "gpu", "reliability", "data", "export",
-          "tracking", "plugins", "engine")  # fmt: skip
+GUIDES = ("quickstart", "configuration", "custom", "environments", "studies", "gpu", "reliability", "data", "offline",
+          "experiments", "reports", "export", "tracking", "plugins", "engine")  # fmt: skip
 ELSEWHERE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md",
     "LICENSE": "license.md", "examples": "examples.md",
@@ -95,7 +95,7 @@ def pages() -> dict[str, str]:
         out[f"algorithms/{entry.name}.md"] = algorithm(entry)
         for row in measured(entry.name):
             if row.get("curve"):
-                out[f"algorithms/{entry.name}__{row['env_id']}.svg"] = curve(row)
+                out[f"algorithms/{entry.name}__{row['env_id'].replace('/', '-')}.svg"] = curve(row)
     out["api/index.md"] = "# API\n\n" + api("rl_training")
     for package in PACKAGES:
         names = [f"rl_training.{package}", *submodules(f"rl_training.{package}")]
@@ -130,7 +130,11 @@ def algorithm(entry: registry.Entry) -> str:
     if rows:
         head = ["environment", "steps", "seeds", "mean return", "IQM [95 % interval]", "bar", "reached", "source"]
         parts.append(generate.table(head, [generate._result(row)[1:] for row in rows]))
-        parts += [f"![{row['env_id']}]({entry.name}__{row['env_id']}.svg)" for row in rows if row.get("curve")]
+        parts += [
+            f"![{row['env_id']}]({entry.name}__{row['env_id'].replace('/', '-')}.svg)"
+            for row in rows
+            if row.get("curve")
+        ]
     else:
         parts.append("No committed result yet. The [ledger](../verification.md) says what it is held to.")
     parts += ["## Settings", generate.table(["field", "default", "meaning"], generate._fields(cls.Hyper))]

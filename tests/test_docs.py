@@ -44,7 +44,8 @@ def site() -> dict[str, str]:
     hook = loaded("mkdocs_hook")
     pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
     assert not pages.keys() & hook.pages().keys()
-    return {**pages, **hook.pages()}
+    pictures = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.svg")}
+    return {**pages, **pictures, **hook.pages()}
 
 
 def test_site_has_a_page_for_everything(site: dict[str, str]) -> None:

@@ -21,6 +21,8 @@ FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell
 CUTS = (48, 84, 128)  # before and after learning starts, none of them a multiple of every interval
 TOTAL = 160
 
+from rl_training.experiment import registry
+
 
 def _cells() -> dict[str, dict[str, Any]]:
     cells = {}
@@ -36,7 +38,7 @@ def _cells() -> dict[str, dict[str, Any]]:
                         "n_steps": 4, "normalize_observations": True, "normalize_rewards": True,
                         "learning_rate": {"kind": "linear", "start": 1e-3},
                     }  # fmt: skip
-                if name == "recurrent_ppo":  # rollouts that end where the cuts are
+                elif registry.entry(name).loop == "on_policy" and envs == 4:  # rollouts that end where the cuts are
                     changes["algo_kwargs"] = {"n_steps": 4, "normalize_observations": True}
                 cells[f"{name}-{envs}-{vectorization}"] = {"name": name, **changes}
     return cells
