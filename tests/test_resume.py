@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from helpers import ALGORITHMS, config_for
 
+from rl_training.experiment import registry
+
 TESTS = Path(__file__).parent
 FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell
 CUTS = (48, 84, 128)  # before and after learning starts, none of them a multiple of every interval
 TOTAL = 160
-
-from rl_training.experiment import registry
 
 
 def _cells() -> dict[str, dict[str, Any]]:
