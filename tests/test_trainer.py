@@ -83,7 +83,8 @@ def test_exact_step_budget(name: str, total: int, envs: int, tmp_path: Path) -> 
     assert result.summary["env_steps"] == total
     state = load_checkpoint(result.checkpoint_path).tensors["state"]
     assert state["env_steps"].tolist() == [total]
-    last = (total - 1) / total if registry.entry(name).loop == "offline" else 1.0  # offline the last update is the last step
+    offline = registry.entry(name).loop == "offline"  # there the last update is the last step
+    last = (total - 1) / total if offline else 1.0
     assert state["train.progress"].tolist() == pytest.approx([last])
     if all(phase.learns for phase in run.algorithm.phases()):
         assert state["train.step"].tolist() == [result.summary["gradient_steps"]]
