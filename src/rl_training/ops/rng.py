@@ -8,6 +8,8 @@ The mixer is SplitMix64 (Steele, Lea & Flood, 2014), fed with (key xor counter) 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -53,6 +55,20 @@ def key_from_seed(seed: int, stream: int = 0) -> Tensor:
     return torch.tensor(_signed(_mix_int((mixed + (stream + 1) * 0xD1342543DE82EF95) & _MASK)), dtype=torch.int64)
 
 
+_host = True  # may plain keys be mixed by Python and NumPy?
+
+
+@contextmanager
+def tensors_only() -> Iterator[None]:
+    """Every number is made by tensor operations here: what a recording of those needs to see."""
+    global _host
+    before, _host = _host, False
+    try:
+        yield
+    finally:
+        _host = before
+
+
 def _plain(x: Tensor) -> bool:
     """A single number on the host, not traced or vmapped: Python and NumPy mix the same bits at a tenth of the cost of
     a dozen tiny tensor operations, which is what eager mode would spend most of its time on."""
@@ -60,6 +76,7 @@ def _plain(x: Tensor) -> bool:
         type(x) is Tensor
         and x.ndim == 0
         and x.device.type == "cpu"
+        and _host
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
     )

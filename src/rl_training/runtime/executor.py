@@ -1,6 +1,6 @@
 """Execution modes: how a function that updates a tree of tensors in place is run.
 
-eager      call it
+eager      call it; a function that is called often is run from a recording of its operations (recorder.py)
 compile    one inductor graph (C++ wrapper on the CPU); state is written in place by the graph itself
 cudagraph  the compiled graph captured once and replayed: one launch a call
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map
+from rl_training.runtime.recorder import Recorded
 
 Mode = Literal["eager", "compile", "cudagraph"]
 
@@ -210,7 +211,7 @@ class Executor:
     def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any]) -> Callable[..., Any]:
         """`keep()` names the tensors that trial runs of a capture must leave as they were."""
         if self.mode == "eager":
-            return torch.no_grad()(fn)
+            return Recorded(fn)
         if self.mode == "compile":
             return CompiledGraph(fn, self.device)
         captured = CapturedGraph(fn, self.device)

@@ -1,0 +1,64 @@
+"""Recorded functions: the same bits as the functions themselves, for every algorithm, one seed and several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ALGORITHMS, config_for, run_digest
+from torch import Tensor
+
+from rl_training.experiment.trainer import Trainer
+from rl_training.ops import rng
+from rl_training.runtime import recorder
+
+
+@pytest.mark.parametrize("seeds", [None, (3, 4)])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_recorded_run_equals_plain_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
+) -> None:
+    digests = []
+    for after in (5, 1 << 30):
+        monkeypatch.setattr(recorder, "RECORD_AFTER", after)
+        changes = {"total_timesteps": 96, "execution": "eager", **({"seeds": seeds} if seeds else {})}
+        digests.append(
+            run_digest(
+                Trainer(config_for(name, tmp_path / str(after), **changes), progress=False).run().checkpoint_path
+            )
+        )
+    assert digests[0] == digests[1]
+
+
+def test_what_is_computed_once_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of static tensors and untouched constants are fixed; tensors that are written to are made anew."""
+    monkeypatch.setattr(recorder, "RECORD_AFTER", 1)
+    state = {"x": torch.arange(6.0).view(2, 3), "key": torch.tensor(7), "count": torch.zeros(())}
+    calls = []
+
+    def fn(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        calls.append(1)
+        scratch = torch.zeros(3)
+        scratch.add_(tree["x"][0] * 2.0)
+        scratch.view(-1)[0] += torch.arange(3)[2]
+        tree["count"].add_(1)
+        return {"draw": rng.uniform(rng.fold(tree["key"], tree["count"].to(torch.int64)), (3,)), "scratch": scratch}
+
+    run = recorder.Recorded(fn)
+    expected = {k: v.clone() for k, v in state.items()}
+    for _ in range(4):
+        state["x"].add_(1.0)
+        expected["x"].add_(1.0)
+        got, want = run(state), fn(expected)
+        assert all(torch.equal(got[k], want[k]) for k in want)
+        assert torch.equal(state["count"], expected["count"])
+    assert len(calls) == 1 + 4  # recorded at its first call, and the four of `expected`
+
+
+def test_other_arguments_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
+    run = recorder.Recorded(lambda tree: {"y": tree["x"] + 1.0})
+    first, second = {"x": torch.zeros(2)}, {"x": torch.ones(3)}
+    for tree in (first, first, first, second, second, second, first):
+        assert torch.equal(run(tree)["y"], tree["x"] + 1.0)
