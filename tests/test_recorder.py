@@ -1,4 +1,4 @@
-"""Recorded functions: the same bits as the functions themselves, for every algorithm, one seed and several."""
+"""Recorded functions: the same bits as the functions themselves, for every class of algorithm, and for studies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 from helpers import ALGORITHMS, config_for, run_digest
 from torch import Tensor
 
+from rl_training.experiment import registry
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.runtime import recorder
 
+CLASSES = sorted({registry.entry(name).target: name for name in ALGORITHMS}.values())
+STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 
-@pytest.mark.parametrize("seeds", [None, (3, 4)])
-@pytest.mark.parametrize("name", ALGORITHMS)
+
+@pytest.mark.parametrize(("name", "seeds"), [*((n, None) for n in CLASSES), *((n, (3, 4)) for n in STUDIES)])
 def test_recorded_run_equals_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
 ) -> None:
