@@ -112,7 +112,7 @@ def test_random_configs_train_or_are_refused(capsys, tmp_path, monkeypatch, no_t
     monkeypatch.chdir(tmp_path)
     chance = random.Random(2)
     started = 0
-    for _ in range(200):
+    for _ in range(400):
         algo = chance.choice(list(registry.entries()))
         hyper = list(registry.entry(algo).load().Hyper.model_fields)
         config = base_of(algo)
@@ -124,7 +124,7 @@ def test_random_configs_train_or_are_refused(capsys, tmp_path, monkeypatch, no_t
                 config["algo_kwargs"] = {**config["algo_kwargs"], chance.choice([*hyper, *STRANGE]): value}
         Path("c.yaml").write_text(yaml.safe_dump(config))
         started += check(["train", "--config", "c.yaml", "--no-progress"], capsys) is None
-    assert 2 < started < 160  # which ones are drawn changes with every new field and algorithm
+    assert 10 < started < 160
 
 
 WORDS = [
