@@ -22,7 +22,7 @@ from rl_training.algorithms.hyper import OffPolicyHyper, Positive, constant
 from rl_training.algorithms.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import Cnn, torso
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -70,6 +70,10 @@ class DQNHyper(OffPolicyHyper):
     """Lowest value of the scaled log-policy that munchausen adds to the reward."""
     hysteretic: float = Field(1.0, ge=0.0, le=1.0)
     """Weight of updates that lower a value, against 1 for those that raise it; 1 is ordinary learning."""
+    cnn: Cnn = "nature"
+    """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
+    cnn_width: int = Field(1, ge=1, le=64)
+    """Factor on the channels of that network."""
 
 
 class TD(NamedTuple):
@@ -94,7 +98,7 @@ class DQN(Algorithm[DQNHyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation)
+        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
         return self.named_networks(self.network_class(body, features, spec.action.n, **options))
 
