@@ -1,6 +1,7 @@
 """Fitting a dynamics ensemble until it stops improving on held-out data, as pure functions of the training state.
 
-MBPO, MOPO and PETS own a `Dynamics`; it owns the entries "model" of params and opt, and "dynamics" of extra.
+MBPO, MOPO and PETS are `ModelBased`: they own a `Dynamics`, which owns the entries "model" of params and opt, and
+"dynamics" of extra.
 
 A fit is three phases: `begin` (normaliser, counters), then rounds of `fit` (an epoch of minibatches) and `validate`,
 until no member has improved for some epochs. Each member keeps the parameters of its best epoch. Seeds that are done
@@ -19,13 +20,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Again, Aux, Batch, Phase, TrainState
+from rl_training.algorithms.base import Again, Algorithm, Aux, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Widths
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -126,6 +128,13 @@ def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm, beta: floa
     return {"model_loss": loss, **out}
 
 
+def with_model(state: TrainState, params: Tensor, opt: dict[str, Tensor]) -> TrainState:
+    """The state after one step of the model."""
+    return state._replace(
+        params={**state.params, "model": params}, opt={**state.opt, "model": opt}, step=state.step + 1
+    )
+
+
 class Dynamics:
     """Model, optimiser and the three steps of a fit."""
 
@@ -134,16 +143,10 @@ class Dynamics:
 
     def __init__(self, spec: EnvSpec, hp: DynamicsFields) -> None:
         self.spec, self.hp = spec, hp
-        self.check(spec)
         self.ends: Terminates | None = termination(hp.termination, spec)
         self.net: Net = Net(self.network())
         self.adam = Optimizer()
         self.owner, self.decay = self._owners()
-
-    @staticmethod
-    def check(spec: EnvSpec) -> None:
-        if isinstance(spec.observation, dict) or len(spec.observation.shape) != 1:
-            raise UserError(f"a dynamics model needs vector observations; {spec.env_id} gives images")
 
     def network(self) -> EnsembleDynamics:
         hp = self.hp
@@ -264,10 +267,7 @@ class Dynamics:
         done = state.extra["dynamics"]["fitted"]
         old = (state.params["model"], state.opt["model"])
         params, opt = tree_map(lambda new, kept: torch.where(done, kept, new), (params, opt), old)
-        state = state._replace(
-            params={**state.params, "model": params}, opt={**state.opt, "model": opt}, step=state.step + 1
-        )
-        return state, Aux(metrics)
+        return with_model(state, params, opt), Aux(metrics)
 
     def validate(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """End an epoch: keep what improved, choose the elites, and decide whether the fit is over."""
@@ -321,3 +321,37 @@ class Dynamics:
             Phase("validate", self.validate, batch_size=size, clock=fits, again=Again("fit", fitted), learns=False,
                   **rhythm),
         )  # fmt: skip
+
+
+F = TypeVar("F", bound=DynamicsFields)
+
+
+class ModelBased(Algorithm[F]):
+    """An algorithm that owns a dynamics model."""
+
+    actions = ("box",)
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        return Dynamics(self.spec, self.hp).to(self.device)
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        if not spec.action.bounded:
+            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
+        if isinstance(spec.observation, dict) or len(spec.observation.shape) != 1:
+            raise UserError(f"{self.name} learns a dynamics model of vector observations; {spec.env_id} gives images")
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        return {"model": self.dynamics.network()}
+
+    def init_extra(self) -> Extra:
+        return {"dynamics": self.dynamics.init_extra()}
+
+    def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        return {"model": self.dynamics.adam.init(params["model"])}
+
+    def fit_phases(self) -> tuple[Phase, ...]:
+        """Online: fits in the rhythm of the environment, on what replay holds by then."""
+        hp: Any = self.hp
+        return self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq)
