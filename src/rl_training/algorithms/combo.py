@@ -1,8 +1,8 @@
-"""COMBO (Yu et al. 2021): MOPO whose critics are conservative where the model goes, instead of a penalty on its rewards.
+"""COMBO (Yu et al. 2021): MOPO with critics that are conservative where the model goes, not a penalty on its rewards.
 
 Values of the rollouts' states are pushed down (the soft maximum over actions of CQL, which is one of the paper's two
-choices) and values of the data are pushed up (Eq. 2), on batches of which `real_ratio` are real (f of Eq. 3). No estimate
-of the model's error is needed; `penalty_coef` adds MOPO's if it is wanted.
+choices) and values of the data are pushed up (Eq. 2), on batches of which `real_ratio` are real (f of Eq. 3). It needs
+no estimate of the model's error; `penalty_coef` adds MOPO's if it is wanted.
 It owns a CQL as MBPO owns a SAC. Deviations: those of `Dynamics` and of CQL.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Aux, Batch, Phase, TrainState
@@ -30,6 +30,15 @@ class COMBOHyper(CQLFields, MOPOHyper):
     actor_learning_rate: Positive = constant(1e-4)
     """Step size of policy and temperature; a number or a schedule."""
 
+    @model_validator(mode="after")
+    def _both_kinds(self) -> COMBOHyper:
+        if not 0 < round(self.real_ratio * self.batch_size) < self.batch_size:
+            raise ValueError(
+                f"real_ratio = {self.real_ratio} of batch_size = {self.batch_size} leaves no real or no model-made row;"
+                " the conservative term compares the two"
+            )
+        return self
+
 
 class COMBO(MOPO):
     Hyper = COMBOHyper
@@ -38,10 +47,9 @@ class COMBO(MOPO):
 
     def mixed_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """A step of the policy on a batch that says which of its rows are real: those that come first."""
-        rows = batch["rewards"]
-        real = torch.arange(len(rows), device=rows.device) < round(self.hp.real_ratio * len(rows))
+        rewards = batch["rewards"]
+        real = torch.arange(len(rewards), device=rewards.device) < self.real_rows
         return self.policy_step(state, {**batch, "real": real}, key)
 
     def policy_phase(self, **fields: Any) -> Phase:
-        phase = super().policy_phase(**fields)
-        return phase._replace(step=self.mixed_step) if phase.also is not None else phase
+        return super().policy_phase(**fields)._replace(step=self.mixed_step)

@@ -170,11 +170,15 @@ class MBPO(ModelBased[RolloutFields]):
         hp = self.hp
         return {"synthetic": SyntheticReplay(self.spec, hp.synthetic_buffer_size, hp.rollout_batch, gamma=hp.gamma)}
 
+    @property
+    def real_rows(self) -> int:
+        """Rows of a batch of the policy that are real; they come first."""
+        return round(self.hp.real_ratio * self.hp.batch_size)  # type: ignore[attr-defined]
+
     def policy_phase(self, **fields: Any) -> Phase:
         """SAC on batches of real and model-made transitions."""
-        hp: Any = self.hp
-        real = round(hp.real_ratio * hp.batch_size)
-        made = hp.batch_size - real
+        real = self.real_rows
+        made = self.hp.batch_size - real  # type: ignore[attr-defined]
         if not real:
             return Phase("policy", self.policy_step, "synthetic", **fields)
         return Phase("policy", self.policy_step, batch_size=real, also=("synthetic", made) if made else None, **fields)
