@@ -57,12 +57,16 @@ SMALL_MODEL = {
     "model_hidden_sizes": [16], "num_members": 3, "num_elites": 2, "model_batch_size": 32, "model_holdout_size": 64,
     "model_train_freq": 15, "model_max_epochs": 3,
 }  # fmt: skip
+SMALL_ROLLOUTS = {
+    **{k: v for k, v in SMALL_MODEL.items() if k != "model_train_freq"}, "rollout_batch": 20, "rollout_length": 2,
+    "synthetic_buffer_size": 90, "rollout_freq": 15,
+}  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
     "pets": {**SMALL_MODEL, "plan_horizon": 3, "plan_population": 8, "plan_elites": 3, "plan_iterations": 2,
              "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
-    "mopo": {**{k: v for k, v in SMALL_MODEL.items() if k != "model_train_freq"}, "rollout_batch": 20,
-             "rollout_length": 2, "synthetic_buffer_size": 90, "rollout_freq": 15},
+    "mopo": SMALL_ROLLOUTS,
+    "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},

@@ -121,6 +121,8 @@ _TABLE: tuple[Entry, ...] = (
     Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
           "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
+    _offline("combo", "COMBO", "combo:COMBO",
+             "MOPO with critics that are conservative where its model goes (Yu et al. 2021)"),
     _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
     _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
     _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
