@@ -221,6 +221,10 @@ class Algorithm(Generic[H]):
         """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
         return None
 
+    def beside_prior(self, replay: Any) -> Source:
+        """The replay as the phases on `mixed` see it."""
+        return replay  # type: ignore[no-any-return]
+
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()
