@@ -67,6 +67,9 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+    "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
+    **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
+    "cal_ql_online": {"dataset": {"size": 200}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
 
