@@ -23,7 +23,7 @@ from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 
-_ACT = 31  # random stream of `value`, which is asked without a key
+_ACT = 31  # random stream of the fixed latents
 
 
 class BCQHyper(OfflineHyper):
@@ -72,13 +72,19 @@ class BCQ(Algorithm[BCQHyper]):
 
     def setup(self) -> None:
         self.adam = self.optimizer()
+        # Without exploration the candidates come from the same latents at every call, whatever else is in the batch.
+        self.fixed = self.latents(rng.key_from_seed(0, _ACT), self.hp.num_actions_act, 1).to(self.device)
 
-    def candidates(
-        self, vae: Tensor, perturbation: Tensor, obs: Obs, count: int, key: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`count` actions for each observation, and the observations beside them: [count x B, ...] each."""
-        size, latent = len(obs), 2 * self.spec.action.dim
-        z = rng.normal(key, (count, size, latent)).clamp(-self.hp.latent_clip, self.hp.latent_clip).flatten(0, 1)
+    def latents(self, key: Tensor, count: int, rows: int) -> Tensor:
+        """What candidates are decoded from: [count, rows, Z]."""
+        z = rng.normal(key, (count, rows, 2 * self.spec.action.dim))
+        return z.clamp(-self.hp.latent_clip, self.hp.latent_clip)
+
+    def candidates(self, vae: Tensor, perturbation: Tensor, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """An action for each observation [B, D] and latent [N, B or 1, Z], and the observations beside them:
+        [N x B, ...] each."""
+        count = len(latents)
+        z = latents.expand(count, obs.shape[0], latents.shape[-1]).flatten(0, 1)
         repeated = obs.unsqueeze(0).expand(count, *obs.shape).flatten(0, 1)
         actions = self.nets["vae"](vae, repeated, z)
         return self.perturbed(perturbation, repeated, actions), repeated
@@ -101,9 +107,8 @@ class BCQ(Algorithm[BCQHyper]):
         loss_vae, _, grads = value_and_grad(vae_loss, state.params["vae"])
         vae, vae_opt = self.adam.update(grads, state.opt["vae"], state.params["vae"], rate)
 
-        next_action, repeated = self.candidates(
-            vae, state.target["perturbation"], batch["next_obs"], hp.num_actions, rng.fold(key, 1)
-        )
+        drawn = self.latents(rng.fold(key, 1), hp.num_actions, len(obs))
+        next_action, repeated = self.candidates(vae, state.target["perturbation"], batch["next_obs"], drawn)
         q = nets["critic"](state.target["critic"], repeated, next_action)  # [2, N x B]
         mixed = hp.lmbda * q.amin(0) + (1.0 - hp.lmbda) * q.amax(0)
         next_q = mixed.view(hp.num_actions, -1).amax(0)  # Eq. 13
@@ -117,8 +122,7 @@ class BCQ(Algorithm[BCQHyper]):
         loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
-        drawn = rng.normal(rng.fold(key, 2), (len(obs), 2 * self.spec.action.dim))
-        proposal = nets["vae"](vae, obs, drawn.clamp(-hp.latent_clip, hp.latent_clip))
+        proposal = nets["vae"](vae, obs, self.latents(rng.fold(key, 2), 1, len(obs))[0])
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7: the first critic alone
             q = nets["critic"](critic, obs, self.perturbed(params, obs, proposal))[0]
@@ -138,20 +142,20 @@ class BCQ(Algorithm[BCQHyper]):
         metrics = {"critic_loss": loss_q, "actor_loss": loss_pi, "vae_loss": loss_vae}
         return state, Aux({**metrics, **weighted_means({"q_value_mean": q, "target_mean": target}, weights)}, error)
 
-    def best(self, state: TrainState, obs: Obs, key: Tensor) -> tuple[Tensor, Tensor]:
+    def best(self, state: TrainState, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
         """The candidate that the first critic likes best, and its value: [B, A], [B]."""
-        count = self.hp.num_actions_act
-        actions, repeated = self.candidates(state.params["vae"], state.params["perturbation"], obs, count, key)
-        q = self.nets["critic"](state.params["critic"], repeated, actions)[0].view(count, -1)
+        actions, repeated = self.candidates(state.params["vae"], state.params["perturbation"], obs, latents)
+        q = self.nets["critic"](state.params["critic"], repeated, actions)[0].view(len(latents), -1)
         value, index = q.max(0)
-        rows = actions.view(count, len(obs), -1)
+        rows = actions.view(len(latents), -1, self.spec.action.dim)
         return rows.gather(0, index.view(1, -1, 1).expand(1, -1, rows.shape[-1]))[0], value
 
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Any]]:
-        return carry, self.best(state, obs, key)[0], {}
+        latents = self.latents(key, self.hp.num_actions_act, len(obs)) if explore else self.fixed
+        return carry, self.best(state, obs, latents)[0], {}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """Value of the best of the candidates, which are the same at every call."""
-        return self.best(state, obs, rng.key_from_seed(0, _ACT).to(obs.device))[1]
+        """Value of the best of the candidates."""
+        return self.best(state, obs, self.fixed)[1]

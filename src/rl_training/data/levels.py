@@ -31,6 +31,7 @@ class Teacher(NamedTuple):
 
 
 TEACHERS = {
+    "CartPole-v1": Teacher("dqn/cartpole", 150.0, 1_000),
     "Pendulum-v1": Teacher("sac/pendulum", -850.0, 250),
     "HalfCheetah-v5": Teacher("sac/halfcheetah", 3900.0, 10_000),
     "Hopper-v5": Teacher("sac/hopper", 1060.0, 10_000),

@@ -144,6 +144,8 @@ _TABLE: tuple[Entry, ...] = (
              "Conservative Q-learning for discrete actions (Kumar et al. 2020)", DISCRETE),
     _offline("discrete_iql", "DiscreteIQL", "discrete_iql:DiscreteIQL",
              "Implicit Q-learning for discrete actions (Kostrikov et al. 2022)", DISCRETE),
+    _offline("decision_transformer", "DecisionTransformer", "decision_transformer:DecisionTransformer",
+             "Actions as a transformer's answer to a wanted return (Chen et al. 2021)", ("box", "discrete")),
     _online("iql_online", "IQLOnline", "iql:IQLOnline", "IQL that goes on in the environment"),
     _online("awac_online", "AWACOnline", "awac:AWACOnline", "AWAC that goes on in the environment"),
     _online("cal_ql_online", "CalQLOnline", "cql:CalQLOnline", "Cal-QL that goes on in the environment"),

@@ -87,9 +87,7 @@ class DiscreteIQLModel(nn.Module):
 class ImitationModel(nn.Module):
     """A policy for actions of any kind, and a value V(s): MARWIL."""
 
-    def __init__(
-        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, activation: str = "relu"
-    ) -> None:
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, activation: str = "relu") -> None:
         super().__init__()
         self.spec = spec
         if spec.action.kind == "box":

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
-from rl_training.data.dataset import DatasetSource
 from rl_training.data.source import Sink
 from rl_training.envs.vector import Restored, VectorEnv
 from rl_training.errors import UserError
@@ -28,8 +27,8 @@ class OfflineLearner(ReplayLearner):
         hp: OfflineHyper = algorithm.hp
         if algorithm.dataset is None:
             raise UserError(f"{algorithm.name} learns from a dataset; none was given")
-        source = DatasetSource(algorithm.dataset, hp.gamma, algorithm.reads)
-        Learner.__init__(self, algorithm, source, seeds, horizon, executor)  # type: ignore[arg-type]
+        source: Any = algorithm.offline_source()
+        Learner.__init__(self, algorithm, source, seeds, horizon, executor)
         own = algorithm.sources()
         self.batch_size, self.sources = hp.batch_size, {"replay": source, **own}
         self.sinks = {k: v for k, v in own.items() if isinstance(v, Sink)}
