@@ -42,7 +42,7 @@ class DQNFields(Hyper):
     tau: float = Field(1.0, gt=0.0, le=1.0)
     """Share of the online network that each target update takes over; 1 copies it."""
     target_update_interval: int = Field(500, ge=1)
-    """Environment steps between target updates (never more often than once a block of updates); offline: gradient steps."""
+    """Environment steps between target updates (never more often than once a block); offline: gradient steps."""
     exploration_fraction: float = Field(0.1, ge=0.0, le=1.0)
     """Share of training over which epsilon falls."""
     exploration_initial_eps: float = Field(1.0, ge=0.0, le=1.0)

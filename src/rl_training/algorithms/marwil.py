@@ -1,5 +1,5 @@
-"""MARWIL (Wang et al. 2018): imitation of a dataset in which each action counts by the exponential of its advantage, with
-a value function learned from the data's returns: no bootstrapping, so nothing outside the data is ever asked for.
+"""MARWIL (Wang et al. 2018): imitation of a dataset in which each action counts by the exponential of its advantage,
+with a value function learned from the data's returns: no bootstrapping, so nothing outside the data is ever asked for.
 
 beta 0 is behavioural cloning. The advantage is divided by its own running size, so that beta means the same in every
 environment.

@@ -37,6 +37,9 @@ class RewardRule(NamedTuple):
     clip: tuple[float, float] | None = None
 
 
+AS_PAID = RewardRule()
+
+
 @dataclass(frozen=True)
 class TransitionDataset:
     """Transitions in the order of time, episode after episode; the last row of an episode is terminated or truncated.
@@ -54,7 +57,7 @@ class TransitionDataset:
     returns: Array | None = None  # discounted sum of the rewards from here to the end of the episode
     next_actions: Array | None = None  # the action taken in next_obs
     has_next: Array | None = None  # is it known? Not in the last row of an episode
-    reward_rule: RewardRule = RewardRule()  # how the last `with_rewards` changed them: no part of the content
+    reward_rule: RewardRule = AS_PAID  # how the last `with_rewards` changed them: no part of the content
 
     def __post_init__(self) -> None:
         self.check()
@@ -157,7 +160,7 @@ class TransitionDataset:
     ) -> TransitionDataset:
         """clip(scale x r + shift)"""
         rule = RewardRule(scale, shift, None if clip is None else (float(clip[0]), float(clip[1])))
-        if rule == RewardRule():
+        if rule == AS_PAID:
             return self
         rewards = scale * self.rewards.astype(np.float64) + shift
         if clip is not None:

@@ -60,7 +60,7 @@ def _check(path: str | Path, algorithm: Algorithm[Any], other: Agent) -> None:
             what = f"no network '{name}'" if held is None else f"a network '{name}' with layers of other sizes"
             raise UserError(
                 f"init_from: {path} ({other.config.algo} on {other.config.env_id}) has {what}, so"
-                f" {algorithm.name} on {algorithm.spec.env_id} cannot start from it (hidden_sizes and num_critics decide)"
+                f" {algorithm.name} on {algorithm.spec.env_id} cannot start from it (see hidden_sizes and num_critics)"
             )
 
 
