@@ -71,6 +71,10 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+    "decision_transformer": {"context_length": 4, "dropout": 0.0},
+    "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
+    **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
+    "cal_ql_online": {"dataset": {"size": 200}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
 
@@ -148,6 +152,14 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "bootstrap": (torch.arange(steps) + walked).clamp(max=steps - 1), "mask": ~flags(0.1, size, steps),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
             **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
+        }  # fmt: skip
+    if loop == "offline" and algorithm.recurrent:
+        steps = algorithm.hp.context_length
+        times = torch.arange(steps) - torch.as_tensor(g.integers(0, steps, (size, 1)))
+        return {
+            "obs": normal(size, steps, spec.obs_dim), "actions": random_actions(spec, (size, steps), g),
+            "returns": normal(size, steps), "times": times.clamp(min=0), "mask": times >= 0,
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}

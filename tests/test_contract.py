@@ -32,7 +32,7 @@ from rl_training.runtime.executor import compiled
 # ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 STEPS = 3
-NO_CRITIC = {"bc"}  # they learn a policy only
+NO_CRITIC = {"bc", "decision_transformer"}  # they learn a policy only
 
 KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).actions]
 KEY = rng.key_from_seed(3, 9)
@@ -230,8 +230,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if "model_hidden_sizes" in entry.load().Hyper.model_fields:
         kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
-    if "dataset" in base.get("algo_kwargs", {}):
-        kwargs["dataset"] = {"size": 300}
+    if "dataset" in base.get("algo_kwargs", {}):  # a level would train its agent first
+        kwargs["dataset"] = {"size": 300} | ({"level": "random"} if "level" in base["algo_kwargs"]["dataset"] else {})
     if entry.loop == "on_policy":
         kwargs["batch_size"] = 8 * envs // 2 if envs > 1 else 8
     kwargs = {k: v for k, v in kwargs.items() if k in entry.load().Hyper.model_fields}

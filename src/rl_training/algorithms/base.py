@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
-from rl_training.data.dataset import TransitionDataset
+from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
 from rl_training.envs.spec import ActionKind, EnvSpec
@@ -153,6 +153,7 @@ class Algorithm(Generic[H]):
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+    sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
     reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
 
@@ -221,9 +222,22 @@ class Algorithm(Generic[H]):
         """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
         return None
 
+    def offline_source(self) -> Source:
+        """Offline: how batches are cut from the dataset."""
+        assert self.dataset is not None
+        return DatasetSource(self.dataset, self.hp.gamma, self.reads)
+
+    def beside_prior(self, replay: Any) -> Source:
+        """The replay as the phases on `mixed` see it."""
+        return replay  # type: ignore[no-any-return]
+
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()
+
+    def observe(self, carry: Tree, rewards: Tensor) -> Tree:
+        """The carry after a step that paid `rewards` [B]; called where `sees_rewards`."""
+        return carry
 
     def extra_columns(self) -> Columns:
         """What `select_action` gives beside the actions, to be stored with each transition: shape and type by name."""

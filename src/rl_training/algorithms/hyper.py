@@ -49,6 +49,7 @@ class Hyper(BaseModel):
 class OffPolicyHyper(Hyper):
     """Replay and the rhythm of updates."""
 
+    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
     batch_size: int = Field(256, ge=1)
     """Transitions in one update."""
     buffer_size: int = Field(1_000_000, ge=1)

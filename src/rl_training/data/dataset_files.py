@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from rl_training.data.dataset import REQUIRED, Array, TransitionDataset
+from rl_training.data.dataset import OPTIONAL, REQUIRED, Array, TransitionDataset
 from rl_training.errors import UserError, did_you_mean
 
 MAPPED_FROM = 256 << 20  # bytes of an array from which it is mapped instead of read
 _D4RL = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminated", "timeouts": "truncated"}
-_OPTIONAL = ("returns", "next_actions", "has_next")
 FORMATS = ("npz", "hdf5", "minari")
 
 
@@ -73,7 +72,7 @@ def _existing(path: Path, what: str) -> Path:
 def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
     """The dataset that named arrays hold, under our names or those of D4RL."""
     named = {_D4RL.get(name, name): value for name, value in arrays.items()}
-    known = (*REQUIRED, *_OPTIONAL)
+    known = (*REQUIRED, *OPTIONAL)
     columns: dict[str, Any] = {k: v for k, v in named.items() if k in known}
     for name, value in named.items():
         column, slash, part = name.partition("/")
@@ -218,7 +217,7 @@ def _array(node: Any, path: Path, name: str) -> Array:
 
 
 def _read_hdf5(path: Path) -> TransitionDataset:
-    wanted = (*REQUIRED, *_OPTIONAL, *_D4RL)
+    wanted = (*REQUIRED, *OPTIONAL, *_D4RL)
     with _opened(_existing(path, "file")) as file:
         arrays = {name: _array(file[name], path, name) for name in file if name in wanted}
         return _build(arrays if arrays else dict.fromkeys(file), path)

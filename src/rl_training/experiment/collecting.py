@@ -91,6 +91,11 @@ class _Actor:
         self.fresh = self.carry
         self.steps = 0
 
+    def paid(self, rewards: Array) -> None:
+        """The rewards of the last actions, for agents that want to know."""
+        if self.agent is not None and self.agent.algorithm.sees_rewards:
+            self.carry = self.agent.algorithm.observe(self.carry, torch.as_tensor(rewards))
+
     def uniform(self) -> Array:
         action, m = self.envs.spec.action, self.envs.num_envs
         if action.kind == "box":
@@ -141,6 +146,7 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
             "next_obs": tree_map(np.copy, step.final_obs), "terminated": step.terminated.copy(),
             "truncated": step.truncated.copy(),
         })  # fmt: skip
+        actor.paid(step.rewards)
         ended = step.terminated | step.truncated
         obs = tree_map(np.copy, step.obs)
     stacked = tree_map(lambda *xs: np.stack(xs, 1).reshape(m * steps, *np.shape(xs[0])[1:]), rows[0], *rows[1:])

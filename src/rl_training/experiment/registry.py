@@ -71,6 +71,11 @@ def _offline(
     return Entry(name, class_name, target, "offline", "offline", actions, summary, defaults)
 
 
+def _online(name: str, class_name: str, target: str, summary: str) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "offline", "off_policy", BOX, summary)
+
+
 _TABLE: tuple[Entry, ...] = (
     _dqn("dqn", "DQN", "Deep Q-learning (Mnih et al. 2015)"),
     _dqn("double_dqn", "DoubleDQN", "DQN with double Q-learning (van Hasselt et al. 2016)", double=True),
@@ -134,6 +139,18 @@ _TABLE: tuple[Entry, ...] = (
     _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
     _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
     _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
+    _offline("bcq", "BCQ", "bcq:BCQ", "Q-learning over actions the data could contain (Fujimoto et al. 2019)"),
+    _offline("marwil", "MARWIL", "marwil:MARWIL",
+             "Imitation weighted by the advantage of each action (Wang et al. 2018)", ANY),
+    _offline("discrete_cql", "DiscreteCQL", "discrete_cql:DiscreteCQL",
+             "Conservative Q-learning for discrete actions (Kumar et al. 2020)", DISCRETE),
+    _offline("discrete_iql", "DiscreteIQL", "discrete_iql:DiscreteIQL",
+             "Implicit Q-learning for discrete actions (Kostrikov et al. 2022)", DISCRETE),
+    _offline("decision_transformer", "DecisionTransformer", "decision_transformer:DecisionTransformer",
+             "Actions as a transformer's answer to a wanted return (Chen et al. 2021)", ("box", "discrete")),
+    _online("iql_online", "IQLOnline", "iql:IQLOnline", "IQL that goes on in the environment"),
+    _online("awac_online", "AWACOnline", "awac:AWACOnline", "AWAC that goes on in the environment"),
+    _online("cal_ql_online", "CalQLOnline", "cql:CalQLOnline", "Cal-QL that goes on in the environment"),
 )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from rl_training.experiment.nan_dump import save_nan_dump
 from rl_training.experiment.progress import Progress
 from rl_training.experiment.stats import eval_summary
 from rl_training.experiment.trackers import Trackers, check_trackers
+from rl_training.experiment.warm_start import start_from
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
@@ -106,6 +107,8 @@ class Trainer:
             self.env_restored: str | None = None
             if checkpoint is not None:
                 self._restore(checkpoint)
+            elif config.init_from is not None:
+                start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
         except BaseException:
             self.envs.close()

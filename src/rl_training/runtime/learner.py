@@ -276,7 +276,7 @@ class ReplayLearner(Learner):
         self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
-            self.sources["mixed"] = MixedSource(store, *prior)
+            self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
