@@ -52,6 +52,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "n_critic_updates": 2,
     },
     "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
+    "evolution": {"hidden_sizes": [16], "n_delta": 2},
 }
 SMALL_MODEL = {
     "model_hidden_sizes": [16], "num_members": 3, "num_elites": 2, "model_batch_size": 32, "model_holdout_size": 64,
@@ -183,6 +184,11 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
         weights = g.uniform(0.2, 1.0, batch["weights"].shape)
         return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
+    if loop == "evolution":  # a row is a direction, with the returns of its two members
+        return {
+            "noise": normal(size, algorithm.nets["policy"].size), "returns": 10.0 * normal(size, 2),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
 
 

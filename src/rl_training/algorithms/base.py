@@ -17,7 +17,7 @@ from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
 from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
-from rl_training.envs.spec import ActionKind, EnvSpec
+from rl_training.envs.spec import ActionKind, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
@@ -135,6 +135,15 @@ def count_rows(obs: Obs) -> int:
 def rows_like(mask: Tensor, x: Tensor) -> Tensor:
     """A mask [N] that broadcasts against [N, ...]."""
     return mask.view(-1, *([1] * (x.ndim - 1)))
+
+
+def check_normalisable(spec: EnvSpec, asked: bool) -> None:
+    """Running statistics of observations are kept for vectors only."""
+    observation = spec.unmasked.observation
+    if asked and not (isinstance(observation, ArraySpec) and len(observation.shape) == 1):
+        raise UserError(
+            "normalize_observations needs a vector observation (images are scaled by the network): set it to false"
+        )
 
 
 class UpdateResult(NamedTuple):

@@ -58,6 +58,11 @@ def _on_policy(name: str, class_name: str, target: str, summary: str, **defaults
     return Entry(name, class_name, target, "on-policy", "on_policy", ANY, summary, defaults)
 
 
+def _evolution(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "evolution", "evolution", ANY, summary, defaults)
+
+
 def _value(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
     return Entry(
         name, class_name, f"rl_training.algorithms.{target}", "value-based", "off_policy", DISCRETE, summary, defaults
@@ -107,6 +112,8 @@ _TABLE: tuple[Entry, ...] = (
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
     _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors corrected by V-trace (Espeholt et al. 2018)"),
     _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that share value features (Cobbe et al. 2021)"),
+    _evolution("ars", "ARS", "ars:ARS", "Augmented random search over (linear) policies (Mania et al. 2018)"),
+    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Evolution strategies on ranks (Salimans et al. 2017)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
