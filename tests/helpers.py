@@ -76,6 +76,10 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
     **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
     "cal_ql_online": {"dataset": {"size": 200}},
+    "gail": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
+    "airl": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
+    "dagger": {"expert": {"train": {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 32, "num_envs": 1,
+                                    "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
 
@@ -164,7 +168,9 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
         names = [*algorithm.reads, *(["has_next"] if "next_actions" in algorithm.reads else [])]
+        names += [name for name in algorithm.extra_columns() if name in more]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),

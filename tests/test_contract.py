@@ -33,7 +33,7 @@ from rl_training.runtime.executor import compiled
 # ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 STEPS = 3
-NO_CRITIC = {"bc", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
+NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 
 KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).actions]
 KEY = rng.key_from_seed(3, 9)
@@ -233,10 +233,16 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if "model_hidden_sizes" in entry.load().Hyper.model_fields:
         kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
-    if "dataset" in base.get("algo_kwargs", {}):  # a level would train its agent first
-        kwargs["dataset"] = {"size": 300} | ({"level": "random"} if "level" in base["algo_kwargs"]["dataset"] else {})
+    if "dataset" in base.get("algo_kwargs", {}):  # a level, or an expert, would train its agent first
+        named = base["algo_kwargs"]["dataset"]
+        kwargs["dataset"] = {"size": 300} | (
+            {"level": "random"} if "level" in named else {"kind": "random", "path": None, "train": None}
+        )
+    if "expert" in base.get("algo_kwargs", {}):
+        kwargs["expert"] = {"train": {"total_timesteps": 64, "eval_episodes": 1}}
     if entry.loop == "on_policy":
-        kwargs["batch_size"] = 8 * envs // 2 if envs > 1 else 8
+        kwargs["batch_size"] = kwargs["discriminator_batch_size"] = 8 * envs // 2 if envs > 1 else 8
+        kwargs["bc_steps"] = min(2, getattr(config.hyper(), "bc_steps", 0))
     kwargs = {k: v for k, v in kwargs.items() if k in entry.load().Hyper.model_fields}
     changes = {
         "total_timesteps": max(96, 16 * envs), "eval_episodes": 1, "eval_interval": 0, "execution": "eager",

@@ -6,6 +6,7 @@ the runtime can compile it, capture it, run it for many seeds (`vmap`), save it 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple
 
@@ -59,8 +60,9 @@ class Phase(NamedTuple):
     """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns.
 
     On-policy, a turn is a rollout and `times` are epochs of shuffled minibatches of `batch_size` rows (none: the
-    whole rollout at once, in order). A `window` of more than one rollout keeps `columns` of that many for the phase,
-    and `begin` may add columns to them before the first epoch.
+    whole rollout at once, in order); `also: ("prior", n)` adds n rows of the algorithm's fixed data to each, and the
+    source `prior` reads such rows alone, `times` batches of them. A `window` of more than one rollout keeps `columns`
+    of that many for the phase, and `begin` may add columns to them before the first epoch.
     """
 
     name: str
@@ -146,6 +148,20 @@ def check_normalisable(spec: EnvSpec, asked: bool) -> None:
         )
 
 
+class Expert(NamedTuple):
+    """A trained policy that does not change."""
+
+    algorithm: Algorithm[Any]
+    state: TrainState
+
+    def content_hash(self) -> str:
+        """SHA-256 over the name of its algorithm and all tensors that it acts with."""
+        digest = hashlib.sha256(self.algorithm.name.encode())
+        for name, x in tree_items({"params": self.state.params, "extra": self.state.extra}):
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)};".encode() + x.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
 class UpdateResult(NamedTuple):
     metrics: dict[str, float]
     num_gradient_steps: int
@@ -165,6 +181,7 @@ class Algorithm(Generic[H]):
     sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
     reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
+    expert: Expert | None = None  # likewise
 
     def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
                  num_envs: int = 1, **fields: Any) -> None:  # fmt: skip
@@ -228,7 +245,8 @@ class Algorithm(Generic[H]):
         return {}
 
     def prior(self) -> tuple[Source, float] | None:
-        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
+        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch. On-policy phases
+        name it `prior`, with a number of rows."""
         return None
 
     def offline_source(self) -> Source:

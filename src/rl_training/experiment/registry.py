@@ -69,6 +69,10 @@ def _value(name: str, class_name: str, target: str, summary: str, **defaults: An
     )
 
 
+def _imitation(name: str, class_name: str, loop: str, summary: str) -> Entry:
+    return Entry(name, class_name, f"rl_training.algorithms.{name}:{class_name}", "imitation", loop, ANY, summary)
+
+
 def _offline(
     name: str, class_name: str, target: str, summary: str, actions: tuple[str, ...] = BOX, **defaults: Any
 ) -> Entry:
@@ -132,6 +136,10 @@ _TABLE: tuple[Entry, ...] = (
           "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
           "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
+    _imitation("gail", "GAIL", "on_policy", "Generative adversarial imitation with PPO (Ho & Ermon 2016)"),
+    _imitation("airl", "AIRL", "on_policy", "GAIL whose discriminator contains a reward (Fu et al. 2018)"),
+    _imitation("dagger", "DAgger", "off_policy",
+               "Cloning what an expert would do where the learner goes (Ross et al. 2011)"),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
     _offline("combo", "COMBO", "combo:COMBO",
              "MOPO with critics that are conservative where its model goes (Yu et al. 2021)"),

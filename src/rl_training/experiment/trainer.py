@@ -30,7 +30,7 @@ from rl_training.experiment.checkpoint import (
     save_checkpoint,
     step_name,
 )
-from rl_training.experiment.collecting import dataset_of
+from rl_training.experiment.collecting import dataset_of, expert_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
@@ -88,6 +88,8 @@ class Trainer:
             data = dataset_of(hyper, self.env, config.env_arguments("training"), self.envs.spec)
             self.algorithm.dataset = data
             self.dataset_hash = data.content_hash() if data is not None else None
+            if (expert := expert_of(hyper, self.envs.spec, self.device)) is not None:
+                self.algorithm.expert, self.dataset_hash = expert, expert.content_hash()
             self.loop = loop_cls(  # type: ignore[call-arg]
                 self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
             )
@@ -161,8 +163,9 @@ class Trainer:
         meta = checkpoint.meta
         if meta.get("dataset_hash") != self.dataset_hash:
             raise UserError(
-                f"the dataset is not the one that this run trained on: its content hash is {self.dataset_hash}, the"
-                f" checkpoint says {meta.get('dataset_hash')}; put the old file back, or start a new run"
+                "the dataset or expert is not the one that this run trained on: its content hash is"
+                f" {self.dataset_hash}, the checkpoint says {meta.get('dataset_hash')}; put the old file back, or start"
+                " a new run"
             )
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
