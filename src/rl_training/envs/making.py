@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from rl_training.envs.atari import register_atari
+from rl_training.envs.dm_control import register_dm_control
 from rl_training.envs.goal import register_goals
 from rl_training.envs.memory import register_memory_tasks
 from rl_training.envs.pixels import register_pixels
@@ -34,6 +35,7 @@ def find_spec(env_id: str) -> GymSpec:
     """
     module, _, name = env_id.rpartition(":")
     register_atari(env_id)
+    register_dm_control(env_id)
     if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
         try:
             importlib.import_module("ale_py")  # registers its environments on import
