@@ -72,7 +72,7 @@ class Phase(NamedTuple):
     rate: Fraction | None = None  # instead of `times`: calls a turn, on average; exact over any number of turns
     batch_size: int | None = None  # rows of a batch; none: the algorithm's own, and the whole rollout on-policy
     also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
-    sink: str | None = None  # a source that takes `aux.rows`, and whose "frontier" the step finds in its batch
+    sink: str | None = None  # a source that takes `aux.rows`; the step finds its "frontier", if any, in the batch
     at_start: bool = False  # also at the first turn that learns
     clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
     again: Again | None = None

@@ -14,12 +14,14 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from rl_training.envs.atari import register_atari
 from rl_training.envs.goal import register_goals
 from rl_training.envs.memory import register_memory_tasks
+from rl_training.envs.pixels import register_pixels
 from rl_training.envs.probes import register_probes
 from rl_training.errors import UserError, did_you_mean
 
 register_probes()
 register_memory_tasks()
 register_goals()
+register_pixels()
 
 EnvMaker = Callable[..., "gym.Env[Any, Any]"]
 EnvSource = str | GymSpec | EnvMaker

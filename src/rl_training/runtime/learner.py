@@ -275,7 +275,7 @@ class ReplayLearner(Learner):
         self.batch_size = algorithm.hp.batch_size
         own = algorithm.sources()
         self.sources: dict[str, Source] = {"replay": store, **own}
-        self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}
+        self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
             self.sources["mixed"] = MixedSource(store, *prior)
@@ -306,7 +306,7 @@ class ReplayLearner(Learner):
             name, size = phase.also
             more = self.sources[name].sample(at[name], rng.fold(sample_key, 1), size, train.progress)
             batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
-        if phase.sink is not None:
+        if phase.sink is not None and "frontier" in at[phase.sink]:
             batch["frontier"] = at[phase.sink]["frontier"]
         return batch
 
