@@ -120,6 +120,8 @@ _TABLE: tuple[Entry, ...] = (
           "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
           "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
+    Entry("dreamer", "Dreamer", "rl_training.algorithms.dreamer:Dreamer", "model-based", "off_policy",
+          ("discrete", "box"), "Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
     _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
     _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),

@@ -222,6 +222,8 @@ class Learner:
         keys, steps = self.tree["keys"], self.tree["steps"]
         actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
         self.tree["actions"].copy_(actions)
+        if self.algorithm.recurrent:
+            copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
         return self._host(self.tree["actions"])
 
     def chosen_actions(self) -> np.ndarray:
@@ -429,7 +431,7 @@ class RolloutLearner(Learner):
                 self._remember(phase, batch)
             if (self.rollouts + 1) % phase.every == 0:
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                for _ in range(phase.calls(0)):
+                for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
                     metrics, updates = {**metrics, **latest}, updates + taken
         self.rollouts += 1
