@@ -71,6 +71,8 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
+    "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
+                "train_ratio": 6.0, "warmup_updates": 0},
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
@@ -146,8 +148,18 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     def flags(p: float, *shape: int) -> Tensor:
         return torch.as_tensor(g.random(shape) < p)
 
+    hp = algorithm.hp
+    if hasattr(hp, "batch_length"):  # sequences of observations, for a world model
+        steps = hp.batch_length
+        ends = flags(0.2, size, steps)
+        return {
+            "obs": normal(size, steps, spec.obs_dim), "actions": random_actions(spec, (size, steps), g),
+            "rewards": normal(size, steps), "is_first": flags(0.2, size, steps), "is_last": ends,
+            "is_terminal": ends & flags(0.5, size, steps), "mask": ~flags(0.1, size, steps),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+            "state": algorithm.init_carry(size),
+        }  # fmt: skip
     if loop == "off_policy" and algorithm.recurrent:
-        hp = algorithm.hp
         steps = hp.burn_in + hp.sequence_length
         walked = torch.as_tensor(g.integers(0, hp.n_step, (size, steps)))
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -70,9 +71,10 @@ class Phase(NamedTuple):
     source: str | None = "replay"  # none: the step needs no batch
     every: int = 1
     times: int | Callable[[int], int] = 1  # or a function of the environment steps taken
+    rate: Fraction | None = None  # instead of `times`: calls a turn, on average; exact over any number of turns
     batch_size: int | None = None  # rows of a batch; none: the algorithm's own, and the whole rollout on-policy
     also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
-    sink: str | None = None  # a source that takes `aux.rows`, and whose "frontier" the step finds in its batch
+    sink: str | None = None  # a source that takes `aux.rows`; the step finds its "frontier", if any, in the batch
     at_start: bool = False  # also at the first turn that learns
     clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
     again: Again | None = None
@@ -81,7 +83,11 @@ class Phase(NamedTuple):
     columns: tuple[str, ...] = ()
     begin: Callable[[TrainState, Batch], Batch] | None = None
 
-    def calls(self, env_steps: int) -> int:
+    def calls(self, env_steps: int, turn: int) -> int:
+        if self.rate is not None:  # whole calls by the end of this turn, less those by the end of the last
+            return turn * self.rate.numerator // self.rate.denominator - (
+                (turn - 1) * self.rate.numerator // self.rate.denominator
+            )
         return self.times(env_steps) if callable(self.times) else self.times
 
     @property
@@ -266,6 +272,10 @@ class Algorithm(Generic[H]):
         """The carry after a step that paid `rewards` [B]; called where `sees_rewards`."""
         return carry
 
+    def acted(self, carry: Tree, actions: Tensor) -> Tree:
+        """The carry after `select_action` when other actions [B, ...] were taken than those it chose."""
+        return carry
+
     def extra_columns(self) -> Columns:
         """What `select_action` gives beside the actions, to be stored with each transition: shape and type by name."""
         return {}
@@ -300,7 +310,7 @@ class Algorithm(Generic[H]):
             raise UserError(f"{self.name} needs {article} {noun} action space; {spec.env_id} has {spec.action}")
 
     def optimizer(self, **changes: Any) -> Optimizer:
-        hp = self.hp
+        hp: Any = self.hp
         fields = {"kind": hp.optimizer, "eps": hp.adam_eps, "weight_decay": hp.weight_decay,
                   "max_grad_norm": hp.max_grad_norm or None}  # fmt: skip
         return Optimizer(**{**fields, **changes})

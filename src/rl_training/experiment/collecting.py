@@ -178,8 +178,8 @@ def _replay(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
     path = resolve(_trained(recipe.train) if recipe.train is not None else str(recipe.path))
     checkpoint = load_checkpoint(path)
     tensors = checkpoint.tensors.get("replay", {})
-    if "rows.obs" not in tensors and not any(name.startswith("rows.obs.") for name in tensors):
-        raise UserError(f"{path} has no replay buffer: only a full checkpoint of an off-policy run has one")
+    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
+        raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
     config = TrainConfig(**checkpoint.meta["config"])
     agent = Agent.from_checkpoint(checkpoint, device="cpu")
     spec = agent.algorithm.spec

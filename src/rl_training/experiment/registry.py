@@ -140,6 +140,8 @@ _TABLE: tuple[Entry, ...] = (
     _imitation("airl", "AIRL", "on_policy", "GAIL whose discriminator contains a reward (Fu et al. 2018)"),
     _imitation("dagger", "DAgger", "off_policy",
                "Cloning what an expert would do where the learner goes (Ross et al. 2011)"),
+    Entry("dreamer", "Dreamer", "rl_training.algorithms.dreamer:Dreamer", "model-based", "off_policy",
+          ("discrete", "box"), "Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
     _offline("combo", "COMBO", "combo:COMBO",
              "MOPO with critics that are conservative where its model goes (Yu et al. 2021)"),

@@ -222,6 +222,8 @@ class Learner:
         keys, steps = self.tree["keys"], self.tree["steps"]
         actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
         self.tree["actions"].copy_(actions)
+        if self.algorithm.recurrent:
+            copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
         return self._host(self.tree["actions"])
 
     def chosen_actions(self) -> np.ndarray:
@@ -273,7 +275,7 @@ class ReplayLearner(Learner):
         self.batch_size = algorithm.hp.batch_size
         own = algorithm.sources()
         self.sources: dict[str, Source] = {"replay": store, **own}
-        self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}
+        self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
             self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
@@ -304,7 +306,7 @@ class ReplayLearner(Learner):
             name, size = phase.also
             more = self.sources[name].sample(at[name], rng.fold(sample_key, 1), size, train.progress)
             batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
-        if phase.sink is not None:
+        if phase.sink is not None and "frontier" in at[phase.sink]:
             batch["frontier"] = at[phase.sink]["frontier"]
         return batch
 
@@ -445,7 +447,7 @@ class RolloutLearner(Learner):
                 self._remember(phase, batch)
             if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                for _ in range(phase.calls(0)):
+                for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
                     metrics, updates = {**metrics, **latest}, updates + taken
         self.rollouts += 1
