@@ -1,10 +1,10 @@
-"""DreamerV3 (Hafner et al. 2023; Nature 2025): a world model learned from sequences, and an actor-critic that is learned
-inside it, on imagined trajectories. One set of settings for vectors and images, discrete and continuous actions.
+"""DreamerV3 (Hafner et al. 2023; Nature 2025): a world model learned from sequences, and an actor-critic that is
+learned inside it, on imagined trajectories. For vectors and images, discrete and continuous actions.
 
 A batch is B sequences of T observations; the reward and the end of an episode arrive with an observation. One update is
 one gradient of one sum of losses: the world model's on the sequences, actor and critic on what the model imagines from
-every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined values
-reaches the world model; that of the replayed values does.
+every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined
+values reaches the world model; that of the replayed values does.
 
 Deviations from the paper and its published code are listed in docs/dreamer.md.
 """
@@ -55,7 +55,7 @@ class DreamerHyper(Hyper):
     batch_length: int = Field(64, ge=2)
     """Observations in a sequence."""
     train_ratio: float = Field(512.0, gt=0.0)
-    """Observations that updates read for each environment step: updates = steps x this / (batch_size x batch_length)."""
+    """Observations read for each environment step: updates = steps x this / (batch_size x batch_length)."""
     buffer_size: int = Field(1_000_000, ge=1)
     """Observations kept for each seed."""
     learning_starts: int = Field(1_024, ge=0)
@@ -138,7 +138,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     targets = ("critic",)
     recurrent = True
 
-    # --- networks ----------------------------------------------------------------------------------------------------
+    # --- networks ---------------------------------------------------------------------------------------------------
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
@@ -180,7 +180,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def init_extra(self) -> dict[str, Any]:
         return {"returns": init_percentiles()}
 
-    # --- memory: one vector of deterministic state, codes + 1 (0: none) and the last action ----------------------------
+    # --- memory: one vector of deterministic state, codes + 1 (0: none) and the last action -------------------------
 
     @property
     def memory_size(self) -> int:
@@ -216,7 +216,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.train_step, rate=self.hp.rate(self.num_envs), sink="replay"),)
 
-    # --- learning ----------------------------------------------------------------------------------------------------
+    # --- learning ---------------------------------------------------------------------------------------------------
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, rows = self.hp, self.sequence(batch)
@@ -310,7 +310,9 @@ class Dreamer(Algorithm[DreamerHyper]):
         )  # fmt: skip
         # How likely an imagined step is to be reached at all, discounted; nothing comes after a terminal state.
         alive = torch.cumprod(torch.cat([(1.0 - rows.terminal).unsqueeze(0), discounts[:-1]]), 0)
-        percentiles = update_percentiles(state.extra["returns"], returns, weights.expand_as(returns) > 0, hp.return_rate)
+        percentiles = update_percentiles(
+            state.extra["returns"], returns, weights.expand_as(returns) > 0, hp.return_rate
+        )
         advantages = (returns - values[:-1]) / percentile_scale(percentiles)  # Eq. 6 and 7
 
         out = self.policy(self.nets["actor"].named(params["actor"]), dream.features[:-1])
@@ -349,7 +351,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def expected(self, logits: Tensor) -> Tensor:
         return twohot_decode(logits.softmax(-1), self.bins)
 
-    # --- acting ------------------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------------------------
 
     def policy(self, actor: Params | Tensor, features: Tensor) -> Tensor:
         """What the distribution reads; discrete policies keep a uniform share."""
@@ -386,7 +388,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         seen = self.see(state, carry, obs, rng.key_from_seed(0, OBSERVE).to(self.device))
         return self.expected(self.nets["critic"](state.params["critic"], seen.latents.features[0]))
 
-    # --- looking into the model ----------------------------------------------------------------------------------------
+    # --- looking into the model -------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def filter(self, state: TrainState, obs: Obs, actions: Tensor, is_first: Tensor, key: Tensor) -> Latents:
