@@ -358,20 +358,20 @@ class Dreamer(Algorithm[DreamerHyper]):
         out: Tensor = self.nets["actor"](actor, features)
         return unimix(out, self.hp.unimix) if self.spec.action.discrete else out
 
-    def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor) -> Observed:
-        """The state of each environment once it has seen its observation: [1, N, ...]."""
+    def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor | None) -> Observed:
+        """The state of each environment once it has seen its observation, [1, N, ...]; the likeliest without a key."""
         before, action = self.recall(carry)
-        u = rng.uniform(key, (1, count_rows(obs), self.sizes.stoch))
-        obs = tree_map(lambda x: x.unsqueeze(0), obs)
-        seen: Observed = self.nets["world"](
-            state.params["world"], "observe", obs, action.unsqueeze(0), torch.ones_like(u[..., 0]), before, u
-        )  # fmt: skip
+        rows = count_rows(obs)
+        u = None if key is None else rng.uniform(key, (1, rows, self.sizes.stoch))
+        obs, keep = tree_map(lambda x: x.unsqueeze(0), obs), torch.ones(1, rows, device=carry.device)
+        world = state.params["world"]
+        seen: Observed = self.nets["world"](world, "observe", obs, action.unsqueeze(0), keep, before, u)
         return seen
 
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        seen = self.see(state, carry, obs, rng.fold(key, OBSERVE))
+        seen = self.see(state, carry, obs, rng.fold(key, OBSERVE) if explore else None)
         out = self.policy(state.params["actor"], seen.latents.features[0])
         action = self.distribution.sample(out, rng.fold(key, CHOOSE)) if explore else self.distribution.mode(out)
         action = action if self.spec.action.discrete else action.clamp(-1.0, 1.0)
@@ -385,7 +385,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         """Return that the critic expects, by default at the start of an episode."""
         if carry is None:
             carry = self.init_carry(count_rows(obs)).to(self.device)
-        seen = self.see(state, carry, obs, rng.key_from_seed(0, OBSERVE).to(self.device))
+        seen = self.see(state, carry, obs, None)
         return self.expected(self.nets["critic"](state.params["critic"], seen.latents.features[0]))
 
     # --- looking into the model -------------------------------------------------------------------------------------

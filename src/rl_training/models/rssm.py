@@ -303,11 +303,11 @@ class WorldModel(nn.Module):
     def named(self, obs: Any) -> dict[str, Tensor]:
         return {"obs": obs} if self.plain else obs
 
-    def observe(self, obs: Any, actions: Tensor, keep: Tensor, start: Latents, u: Tensor) -> Observed:
+    def observe(self, obs: Any, actions: Tensor, keep: Tensor, start: Latents, u: Tensor | None) -> Observed:
         """States of T steps that see their observations: all inputs [T, B, ...], `start` [B, ...].
 
         actions: those before each observation. keep: 0 where an episode begins: nothing before it counts.
-        u: uniform numbers [T, B, S] that the choices are made with.
+        u: uniform numbers [T, B, S] that the choices are made with; None takes the likeliest.
         """
         rssm = self.rssm
         keep = keep.unsqueeze(-1)
@@ -315,10 +315,11 @@ class WorldModel(nn.Module):
         acted = rssm.acted(actions * keep)
         deter, stoch = start
         steps: list[tuple[Tensor, ...]] = []
-        for kept, act, see, number in zip(keep.unbind(0), acted.unbind(0), seen.unbind(0), u.unbind(0)):
+        numbers = [None] * len(keep) if u is None else u.unbind(0)
+        for kept, act, see, number in zip(keep.unbind(0), acted.unbind(0), seen.unbind(0), numbers):
             deter = rssm.advance(deter * kept, stoch * kept, act)
             log_probs = rssm.posterior(deter, see)
-            codes = sample_codes(log_probs, number)
+            codes = log_probs.argmax(-1) if number is None else sample_codes(log_probs, number)
             stoch = straight_through(log_probs, codes).flatten(-2)
             steps.append((deter, stoch, codes, log_probs))
         deter, stoch, codes, log_probs = (torch.stack(parts) for parts in zip(*steps))
