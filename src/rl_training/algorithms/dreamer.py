@@ -93,6 +93,9 @@ class DreamerHyper(Hyper):
     adaptive_clip: float = Field(0.3, ge=0.0)
     """Gradients are scaled down to this share of the norm of their parameters, by tensor; 0 switches it off."""
 
+    adam_eps: float = Field(1e-20, gt=0.0)
+    """Term added to the denominator of the optimiser."""
+
     def rate(self, num_envs: int) -> Fraction:
         """Updates for each step of the vector environment."""
         ratio = Fraction(self.train_ratio).limit_denominator(1_000_000)
@@ -157,7 +160,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def setup(self) -> None:
         self.sizes = SIZES[self.hp.size]
         self.bins = symexp_bins(self.sizes.bins, device=self.device)
-        self.rule = Optimizer("laprop", eps=1e-20)
+        self.rule = Optimizer("laprop", eps=self.hp.adam_eps)
         self.period = min(self.hp.replay_period, self.hp.batch_length)
 
     @functools.cached_property
