@@ -1,9 +1,9 @@
-"""What the evolution strategies share: a deterministic policy, perturbed parameters, and what a generation makes of them.
+"""What the evolution strategies share: a deterministic policy, perturbed parameters, what a generation makes of them.
 
 A generation is `n_delta` random directions; each is tried forwards and backwards (antithetic pairs) for
 `n_eval_episodes` episodes. The loop plays the members side by side, one parameter vector to each environment, and hands
-`train_step` the directions and the mean returns of their pairs. Discrete actions are the argmax of the network's outputs;
-continuous ones are the outputs, cut to the bounds of the space.
+`train_step` the directions and the mean returns of their pairs. Discrete actions are the argmax of the network's
+outputs; continuous ones are the outputs, cut to the bounds of the space.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree, check_normalisable
-from rl_training.algorithms.hyper import Hyper
+from rl_training.algorithms.hyper import NetworkHyper
 from rl_training.envs.masks import split_mask
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -26,7 +26,7 @@ from rl_training.ops.normalise import Moments, init_moments, merge_moments, norm
 from rl_training.ops.tree import tree_map
 
 
-class EvolutionHyper(Hyper):
+class EvolutionHyper(NetworkHyper):
     num_envs: ClassVar[int] = 8
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
     """Non-linearity of the hidden layers."""
@@ -103,7 +103,7 @@ class Evolution(Algorithm[E]):
         """Statistics of the states that a generation has seen, before the first."""
         return tree_map(torch.zeros_like, {k: v for k, v in self.init_extra().items() if k == "observations"})
 
-    def observe(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
+    def note(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
         """`seen` with the rows of `obs` that count."""
         rest, _ = split_mask(obs, self.spec.masked)
         return {k: update_moments(v, rest, counts.to(torch.float32)) for k, v in seen.items()}
