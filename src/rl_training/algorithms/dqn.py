@@ -141,7 +141,7 @@ class DQN(Algorithm[DQNFields]):
         if isinstance(hp, OfflineHyper):
             return int(self.hp.target_update_interval)
         block: int = hp.updates_per_block(self.num_envs)
-        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
+        per_step: float = block / (hp.train_freq * self.num_envs)  # updates for each environment step
         return max(1, block, round(self.hp.target_update_interval * per_step))
 
     # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------
