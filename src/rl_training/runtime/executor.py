@@ -86,7 +86,9 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
     fn = _own_code(fn)
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     if device.type == "cpu":
-        options["cpp_wrapper"] = True
+        from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
+
+        options |= {"cpp_wrapper": True, "post_grad_custom_post_pass": CpuRewrites()}
     graph = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
 
     def call(*args: Any) -> Any:
