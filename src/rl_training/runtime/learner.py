@@ -455,7 +455,7 @@ class RolloutLearner(Learner):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
                 for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
-                    metrics, updates = {**metrics, **latest}, updates + taken
+                    metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
 
