@@ -26,8 +26,8 @@ from rl_training.ops import rng
 
 
 class CQLFields(SACFields):
-    hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
+    """The conservative critics."""
+
     actor_learning_rate: Positive = constant(3e-5)
     """Step size of policy and temperature; a number or a schedule."""
     cql_alpha: float = Field(10.0, ge=0.0)
@@ -41,9 +41,15 @@ class CQLFields(SACFields):
 class CQLHyper(CQLFields, OfflineHyper):
     """On a dataset alone."""
 
+    hidden_sizes: Widths = (256, 256, 256)
+    """Widths of the hidden layers of actor and critics."""
+
 
 class CalQLOnlineHyper(CQLFields, FineTuneFields):
     """On a dataset and in the environment."""
+
+    hidden_sizes: Widths = (256, 256, 256)
+    """Widths of the hidden layers of actor and critics."""
 
 
 class CQL(SAC):
@@ -91,6 +97,9 @@ class CQL(SAC):
         loss, report = super().critic_loss(params, state, batch, next_action, bonus, key)
         gap = self.soft_maximum(params, state, batch, rng.fold(key, 2)).sum(0)  # of all critics: [B]
         data = self.q_values(params, batch["obs"], batch["actions"], None).sum(0)
+        if "real" in batch:  # COMBO: down where the model goes, up on the data; each the mean of its own rows
+            real = batch["real"].to(data.dtype)
+            gap, data = gap * (1.0 - real) / (1.0 - real).mean(), data * real / real.mean()
         return loss + self.hp.cql_alpha * (gap - data), report  # Eq. 4
 
 

@@ -18,11 +18,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, OfflineHyper, OffPolicyHyper, Positive, constant
+from rl_training.algorithms.hyper import Hyper, NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, constant
 from rl_training.algorithms.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import Cnn, torso
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -32,7 +32,7 @@ from rl_training.ops.optim import periodic
 Params = dict[str, Tensor]  # network -> flat vector
 
 
-class DQNFields(Hyper):
+class DQNFields(NetworkHyper):
     """What the online and the offline algorithms share."""
 
     learning_rate: Positive = constant(1e-3)
@@ -68,6 +68,10 @@ class DQNFields(Hyper):
     """Lowest value of the scaled log-policy that munchausen adds to the reward."""
     hysteretic: float = Field(1.0, ge=0.0, le=1.0)
     """Weight of updates that lower a value, against 1 for those that raise it; 1 is ordinary learning."""
+    cnn: Cnn = "nature"
+    """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
+    cnn_width: int = Field(1, ge=1, le=64)
+    """Factor on the channels of that network."""
 
 
 class DQNHyper(DQNFields, OffPolicyHyper):
@@ -99,7 +103,7 @@ class DQN(Algorithm[DQNFields]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation)
+        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
         return self.named_networks(self.network_class(body, features, spec.action.n, **options))
 
@@ -135,10 +139,10 @@ class DQN(Algorithm[DQNFields]):
         """Gradient steps between target updates."""
         hp: Any = self.hp
         if isinstance(hp, OfflineHyper):
-            return int(hp.target_update_interval)
-        block = hp.updates_per_block(self.num_envs)
-        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
-        return max(1, block, round(hp.target_update_interval * per_step))
+            return int(self.hp.target_update_interval)
+        block: int = hp.updates_per_block(self.num_envs)
+        per_step: float = block / (hp.train_freq * self.num_envs)  # updates for each environment step
+        return max(1, block, round(self.hp.target_update_interval * per_step))
 
     # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------
 

@@ -12,6 +12,7 @@ from rl_training.cli.compare import compare
 from rl_training.cli.config import config
 from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
+from rl_training.cli.dream import dream
 from rl_training.cli.evaluate import evaluate
 from rl_training.cli.export import export
 from rl_training.cli.finetune import finetune
@@ -61,6 +62,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "train": (train, "Train an agent, or a study of several seeds."),
     "eval": (evaluate, "Evaluate a checkpoint."),
     "record": (record, "Record episodes of a checkpoint as videos."),
+    "dream": (dream, "Show what a world model predicts."),
     "sweep": (sweep, "Train a grid of settings in worker processes."),
     "tune": (tune, "Search for better settings (Optuna)."),
     "tune-report": (tune_report, "Show a tuning study."),

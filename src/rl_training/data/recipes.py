@@ -87,6 +87,23 @@ class DatasetRecipe(BaseModel):
         return (self.reward_scale, self.reward_shift, self.reward_clip) != (1.0, 0.0, None)
 
 
+class AgentRecipe(BaseModel):
+    """A trained agent: one that exists, or one that is trained first. Neither: there is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str | None = None
+    """Checkpoint or run directory."""
+    train: dict[str, Any] | None = None
+    """Train this agent first, and keep it: a config, or `preset: ppo/cartpole` and changes."""
+
+    @model_validator(mode="after")
+    def _one(self) -> AgentRecipe:
+        if self.path is not None and self.train is not None:
+            raise ValueError("give either path or train, not both")
+        return self
+
+
 def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = None, **fields: Any) -> TransitionDataset:
     """The dataset of a recipe, in its environment's terms: `load_transition_dataset(kind="npz", path="data.npz")`.
 

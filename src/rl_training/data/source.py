@@ -34,7 +34,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """A source that a phase fills. Its tensors hold a "frontier", which the phase reads and renews."""
+    """A source that a phase writes to. If its tensors hold a "frontier", the phase reads that with its batch."""
 
     def append(self, data: Data, rows: Batch) -> None:
         """Take what a step returned for all seeds, in place."""

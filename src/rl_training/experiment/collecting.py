@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rl_training.algorithms.base import Expert
 from rl_training.data.dataset import Array, TransitionDataset
-from rl_training.data.recipes import DatasetRecipe, EnvSource, make_dataset
+from rl_training.data.recipes import AgentRecipe, DatasetRecipe, EnvSource, make_dataset
 from rl_training.envs.making import make_env
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.spec import EnvSpec
@@ -49,6 +50,19 @@ def dataset_of(hyper: Any, env: EnvSource, env_kwargs: dict[str, Any], spec: Env
         return raw.encoded(spec, *spaces, normalize_actions=recipe.normalize_actions)
     finally:
         made.close()
+
+
+def expert_of(hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
+    """The policy that the `expert` recipe of an algorithm's settings stands for, on the training device."""
+    from rl_training.experiment.agent import Agent
+
+    recipe: AgentRecipe | None = getattr(hyper, "expert", None)
+    if recipe is None or (recipe.path is None and recipe.train is None):
+        return None
+    path = _trained(recipe.train) if recipe.train is not None else str(recipe.path)
+    agent = Agent.load(path, device=str(device))
+    agent._check_spec(spec.observation, spec.action)
+    return Expert(agent.algorithm, agent.state)
 
 
 def collect(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
@@ -164,8 +178,8 @@ def _replay(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
     path = resolve(_trained(recipe.train) if recipe.train is not None else str(recipe.path))
     checkpoint = load_checkpoint(path)
     tensors = checkpoint.tensors.get("replay", {})
-    if "rows.obs" not in tensors and not any(name.startswith("rows.obs.") for name in tensors):
-        raise UserError(f"{path} has no replay buffer: only a full checkpoint of an off-policy run has one")
+    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
+        raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
     config = TrainConfig(**checkpoint.meta["config"])
     agent = Agent.from_checkpoint(checkpoint, device="cpu")
     spec = agent.algorithm.spec

@@ -53,6 +53,7 @@ class LedgerEntry(BaseModel):
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
+    eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
     source: str  # where the bar comes from
 
     def passes(self, score: float, bar: Bar) -> bool:
@@ -83,11 +84,21 @@ def find(algo: str, env: str | None = None) -> list[LedgerEntry]:
 
 def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes: Any) -> TrainConfig:
     chosen = tuple(seeds) if seeds else entry.seeds
+    if entry.eval_interval:
+        changes = {"eval_interval": entry.eval_interval, **changes}
     if entry.algo_kwargs:
         changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
     return make_config(
         entry.preset, seeds=chosen, total_timesteps=entry.total_timesteps, eval_episodes=entry.eval_episodes, **changes
     )
+
+
+def steps_to(curve: dict[str, Any], bar: float) -> int | None:
+    """The first evaluation from which on the mean return of all seeds stays at the bar or above; none: never."""
+    reached: int | None = None
+    for step, score in zip(curve["step"], curve["mean_return"], strict=True):
+        reached = None if score < bar else step if reached is None else reached
+    return reached
 
 
 def run_entry(
