@@ -56,6 +56,13 @@ def map_columns(fn: Any, columns: Any) -> Any:
     return fn(*columns) if _is_column(columns) else {k: map_columns(fn, v) for k, v in columns.items()}
 
 
+def column_bytes(columns: Any) -> int:
+    """Bytes of one row."""
+    sizes: list[int] = []
+    map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), columns)
+    return sum(sizes)
+
+
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on the device, where that can be known."""
     if device.type == "cuda":
@@ -96,9 +103,7 @@ class Storage:
         return self.columns
 
     def nbytes(self, seeds: int) -> int:
-        sizes: list[int] = []
-        map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), self.columns)
-        return sum(sizes) * seeds * self.num_envs * self.stride
+        return column_bytes(self.columns) * seeds * self.num_envs * self.stride
 
     def init(self, seeds: int, device: torch.device) -> Data:
         require_memory(self.nbytes(seeds), device, f"storage for {seeds} x {self.num_envs * self.rows:,} transitions")
