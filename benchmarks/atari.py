@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--explore", type=int, default=200_000, help="steps over which epsilon falls")
     parser.add_argument("--target", type=int, default=4_000, help="steps between target updates")
     parser.add_argument("--start", type=int, default=10_000, help="random steps at the beginning")
-    parser.add_argument("--buffer", type=int, default=1_000_000)
+    parser.add_argument("--buffer", type=int, default=200_000, help="transitions in replay")
     parser.add_argument("--eval-episodes", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
