@@ -83,7 +83,7 @@ def train(loop: OffPolicyLoop, seconds: float, stop_at: float, save: Callable[[l
         now = time.perf_counter() - start
         recent = [ret for ret, *_ in list(loop.episodes.windows[0])[-20:]]
         score = float(np.mean(recent)) if recent else float("nan")
-        if now - saved >= 2.0 or now >= seconds:
+        if recent and (now - saved >= 2.0 or now >= seconds):
             saved = now
             steps = loop.env_steps - first
             curve.append({
@@ -233,8 +233,8 @@ def main() -> None:
     train(loop, 60.0 * args.minutes, args.stop_at, lambda curve: save(curve=curve))
     loop.envs.close()
     save(final_eval=evaluate(loop, config, args.eval_episodes))
-    last = out["curve"][-1]
-    print(f"{last['frames_per_s']:,.0f} frames/s; greedy score {out['final_eval']['mean_return']:.1f}")
+    speed = f"{out['curve'][-1]['frames_per_s']:,.0f} frames/s; " if "curve" in out else "no game was finished; "
+    print(f"{speed}greedy score {out['final_eval']['mean_return']:.1f}")
 
 
 if __name__ == "__main__":
