@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree, check_normalisable
-from rl_training.algorithms.hyper import Hyper
+from rl_training.algorithms.hyper import NetworkHyper
 from rl_training.envs.masks import split_mask
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -26,7 +26,7 @@ from rl_training.ops.normalise import Moments, init_moments, merge_moments, norm
 from rl_training.ops.tree import tree_map
 
 
-class EvolutionHyper(Hyper):
+class EvolutionHyper(NetworkHyper):
     num_envs: ClassVar[int] = 8
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
     """Non-linearity of the hidden layers."""
