@@ -1,4 +1,4 @@
-"""Augmented random search (Mania, Guy & Recht 2018): finite differences along random directions, of which the best count.
+"""Augmented random search (Mania, Guy & Recht 2018): finite differences along the best of random directions.
 
 `normalize_observations` makes it V2 (false: V1) and `n_top` below `n_delta` its variant t; no hidden layers is the
 paper's linear policy. Settings are named as in sb3-contrib. Deviations: a policy with hidden layers starts with its
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 

@@ -1,9 +1,9 @@
-"""What the evolution strategies share: a deterministic policy, perturbed parameters, and what a generation makes of them.
+"""What the evolution strategies share: a deterministic policy, its perturbed copies, and the batch they make.
 
 A generation is `n_delta` random directions; each is tried forwards and backwards (antithetic pairs) for
 `n_eval_episodes` episodes. The loop plays the members side by side, one parameter vector to each environment, and hands
-`train_step` the directions and the mean returns of their pairs. Discrete actions are the argmax of the network's outputs;
-continuous ones are the outputs, cut to the bounds of the space.
+`train_step` the directions and the mean returns of their pairs. Discrete actions are the argmax of the network's
+outputs; continuous ones are the outputs, cut to the bounds of the space.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Evolution(Algorithm[E]):
 
     def setup(self) -> None:
         self.optim = self.optimizer()
+        self.used = self.nets["policy"].used.to(self.device)
         self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
         check_normalisable(self.spec, self.hp.normalize_observations)
 
@@ -90,7 +91,7 @@ class Evolution(Algorithm[E]):
 
     def noise(self, key: Tensor) -> Tensor:
         """The directions of a generation: [n, P]."""
-        return rng.normal(key, (self.hp.n_delta, self.nets["policy"].size))
+        return rng.normal(key, (self.hp.n_delta, self.nets["policy"].size)) * self.used
 
     def members(self, state: TrainState, noise: Tensor, numbers: Tensor) -> Tensor:
         """Parameters of the members with these numbers [N]: 2 i and 2 i + 1 are the pair of direction i; -1 is the
