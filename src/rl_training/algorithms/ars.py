@@ -46,8 +46,7 @@ class ARS(Evolution[ARSHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         networks = super().networks(spec)
         if self.hp.zero_policy:
-            head = networks["policy"].head
-            for parameter in head.parameters():
+            for parameter in networks["policy"].get_submodule("head").parameters():
                 nn.init.zeros_(parameter)
         return networks
 

@@ -104,7 +104,7 @@ class Evolution(Algorithm[E]):
         """Statistics of the states that a generation has seen, before the first."""
         return tree_map(torch.zeros_like, {k: v for k, v in self.init_extra().items() if k == "observations"})
 
-    def observe(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
+    def note_states(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
         """`seen` with the rows of `obs` that count."""
         rest, _ = split_mask(obs, self.spec.masked)
         return {k: update_moments(v, rest, counts.to(torch.float32)) for k, v in seen.items()}
