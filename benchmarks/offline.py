@@ -1,6 +1,6 @@
 """Gradient steps per second of offline algorithms.
 
-    python benchmarks/offline.py --d3rlpy-python other/venv/bin/python [--quick] [--json F]     # one core, against d3rlpy
+    python benchmarks/offline.py --d3rlpy-python other/venv/bin/python [--quick] [--json F]   # one core, with d3rlpy
     python benchmarks/offline.py --cuda [--seeds 1,16] [--json F]          # one graph against an eager loop, on a GPU
 
 Sizes of HalfCheetah (17 observations, 6 actions), networks 256 x 256, batch 256, 100 000 made-up transitions. On the

@@ -84,6 +84,25 @@ def updates_page(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def offline_page(data: dict[str, Any]) -> list[str]:
+    lines = ["", "## Offline updates", "", "17 observations, 6 actions, 256 x 256, batch 256; sampling included."]
+    if "cpu" in data:
+        lines += ["", row("algorithm", "mode", "against d3rlpy", "range", "by processor time", "goal")]
+        lines.append(row("---", "---", "---:", "---", "---:", "---:"))
+    for algo, measured in data.get("cpu", {}).items():
+        for mode, r in measured["ratios"].items():
+            spread = f"{r['low']:.2f} - {r['high']:.2f}"
+            lines.append(row(algo, mode, f"{r['median']:.2f}x", spread, f"{r['cpu']:.2f}x", f"{r['goal']:g}x"))
+    if "cuda" in data:
+        lines += ["", f"iql on {data['cuda']['device']}, torch {data['cuda']['torch']}:", ""]
+        lines.append(row("what", "seeds", "us", "agent-updates/s", "against the eager loop"))
+        lines.append(row("---", "---:", "---:", "---:", "---:"))
+    for r in data.get("cuda", {}).get("iql", []):
+        ratio = f"{r['vs_eager']:.1f}x" if "vs_eager" in r else ""
+        lines.append(row(r["what"], str(r["seeds"]), f"{r['us']:,.0f}", f"{r['updates_per_s']:,.0f}", ratio))
+    return lines
+
+
 def heads_page(data: dict[str, Any]) -> list[str]:
     machine = data["machine"]
     lines = [
@@ -133,6 +152,8 @@ def page_of(data: dict[str, Any]) -> list[str]:
         return compare_page(data)
     if "heads" in data:
         return heads_page(data)
+    if "cpu" in data or "cuda" in data:
+        return offline_page(data)
     return atari_page(data) if "curve" in data else updates_page(data)
 
 

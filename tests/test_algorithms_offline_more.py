@@ -14,10 +14,14 @@ from torch.nn import functional as F
 
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.windows import WindowSource
+from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
+from rl_training.experiment.agent import Agent, build_algorithm
 from rl_training.experiment.trainer import Trainer
 from rl_training.models.transformer import Block
 from rl_training.ops import rng
+from rl_training.ops.tree import tree_stack
+from rl_training.runtime.evaluator import Evaluator
 
 KEY = rng.key_from_seed(0)
 
@@ -284,8 +288,6 @@ def test_decision_transformer_in_a_run(tmp_path: Path) -> None:
     trainer = Trainer(config, progress=False)
     best = trainer.algorithm.dataset.episode_returns().max()
     result = trainer.run()
-    from rl_training.experiment.agent import Agent
-
     agent = Agent.load(result.checkpoint_path)
     assert float(agent.state.extra["target_return"]) == pytest.approx(best)
     obs = np.zeros(3, np.float32)
@@ -297,6 +299,21 @@ def test_decision_transformer_in_a_run(tmp_path: Path) -> None:
     agent.reset()
     agent.predict(obs)
     assert int(agent.memory.carry["count"][0]) == 1
+
+
+def test_evaluation_tells_what_was_paid() -> None:
+    config = config_for("decision_transformer", "unused", env_id="Pendulum-v1")
+    spec = EnvSpec("Pendulum-v1", ArraySpec((3,)), ActionSpec("box", (), (1,), (-2.0,), (2.0,)))
+    algorithm = build_algorithm(config, spec, torch.device("cpu"))
+    told = []
+    observe = algorithm.observe
+    algorithm.observe = lambda carry, rewards: told.append(rewards) or observe(carry, rewards)  # type: ignore
+    evaluator = Evaluator(algorithm, "Pendulum-v1", (0, 1), 1)
+    result = evaluator.run(tree_stack([algorithm.init_state(0), algorithm.init_state(1)]))
+    evaluator.close()
+    assert result is not None
+    total = torch.stack(told).sum(0)  # [seeds, 1]
+    np.testing.assert_allclose(total[:, 0], [r[0] for r in result.returns], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,14 @@ def test_gru_gates_by_hand() -> None:
     action = torch.randn(B, A, generator=g)
     parts = [rssm.from_deter(deter), rssm.from_stoch(stoch), rssm.from_action(action)]
     weight = torch.cat([rssm.join_state.weight, rssm.join_action.weight], -1)  # one layer on all three inputs
-    joined = torch.cat(parts, -1) @ weight.T + deter @ torch.block_diag(*rssm.join_blocks.weight) + rssm.join_blocks.bias
+    blocks = rssm.join_blocks
+    joined = torch.cat(parts, -1) @ weight.T + deter @ torch.block_diag(*blocks.weight) + blocks.bias
     hidden = torch.nn.functional.silu(rssm.norm(joined))
     width = TINY.deter // TINY.blocks
     for block in range(TINY.blocks):
         here = slice(block * width, (block + 1) * width)
-        gates = hidden[:, here] @ rssm.gates.weight[block] + rssm.gates.bias[3 * block * width : 3 * (block + 1) * width]
+        bias = rssm.gates.bias[3 * block * width : 3 * (block + 1) * width]
+        gates = hidden[:, here] @ rssm.gates.weight[block] + bias
         reset, candidate, update = gates.chunk(3, -1)
         share = torch.sigmoid(update - 1.0)
         expected = share * torch.tanh(torch.sigmoid(reset) * candidate) + (1.0 - share) * deter[:, here]

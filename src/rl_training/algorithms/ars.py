@@ -1,4 +1,4 @@
-"""Augmented random search (Mania, Guy & Recht 2018): finite differences along the best of random directions.
+"""Augmented random search (Mania, Guy & Recht 2018): finite differences along random directions; the best count.
 
 `normalize_observations` makes it V2 (false: V1) and `n_top` below `n_delta` its variant t; no hidden layers is the
 paper's linear policy. Settings are named as in sb3-contrib. Deviations: a policy with hidden layers starts with its
@@ -46,8 +46,9 @@ class ARS(Evolution[ARSHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         networks = super().networks(spec)
         if self.hp.zero_policy:
-            for parameter in networks["policy"].get_submodule("head").parameters():
-                nn.init.zeros_(parameter)
+            for name, parameter in networks["policy"].named_parameters():
+                if name.startswith("head."):
+                    nn.init.zeros_(parameter)
         return networks
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

@@ -90,7 +90,7 @@ class BCQ(Algorithm[BCQHyper]):
 
     def perturbed(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         """Eq. 6, within the bounds of the actions."""
-        moved = actions + self.hp.phi * self.nets["perturbation"](params, obs, actions)
+        moved: Tensor = actions + self.hp.phi * self.nets["perturbation"](params, obs, actions)
         return moved.clamp(-1.0, 1.0)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, OfflineHyper, OffPolicyHyper, Positive, constant
+from rl_training.algorithms.hyper import Hyper, NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, constant
 from rl_training.algorithms.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
@@ -32,7 +32,7 @@ from rl_training.ops.optim import periodic
 Params = dict[str, Tensor]  # network -> flat vector
 
 
-class DQNFields(Hyper):
+class DQNFields(NetworkHyper):
     """What the online and the offline algorithms share."""
 
     learning_rate: Positive = constant(1e-3)
@@ -139,10 +139,10 @@ class DQN(Algorithm[DQNFields]):
         """Gradient steps between target updates."""
         hp: Any = self.hp
         if isinstance(hp, OfflineHyper):
-            return int(hp.target_update_interval)
-        block = hp.updates_per_block(self.num_envs)
-        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
-        return max(1, block, round(hp.target_update_interval * per_step))
+            return int(self.hp.target_update_interval)
+        block: int = hp.updates_per_block(self.num_envs)
+        per_step: float = block / (hp.train_freq * self.num_envs)  # updates for each environment step
+        return max(1, block, round(self.hp.target_update_interval * per_step))
 
     # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------
 

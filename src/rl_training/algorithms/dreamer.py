@@ -1,10 +1,10 @@
-"""DreamerV3 (Hafner et al. 2023; Nature 2025): a world model learned from sequences, and an actor-critic that is learned
-inside it, on imagined trajectories. One set of settings for vectors and images, discrete and continuous actions.
+"""DreamerV3 (Hafner et al. 2023; Nature 2025): a world model learned from sequences, and an actor-critic that is
+learned inside it, on imagined trajectories. For vectors and images, discrete and continuous actions.
 
 A batch is B sequences of T observations; the reward and the end of an episode arrive with an observation. One update is
 one gradient of one sum of losses: the world model's on the sequences, actor and critic on what the model imagines from
-every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined values
-reaches the world model; that of the replayed values does.
+every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined
+values reaches the world model; that of the replayed values does.
 
 Deviations from the paper and its published code are listed in docs/dreamer.md.
 """
@@ -55,7 +55,7 @@ class DreamerHyper(Hyper):
     batch_length: int = Field(64, ge=2)
     """Observations in a sequence."""
     train_ratio: float = Field(512.0, gt=0.0)
-    """Observations that updates read for each environment step: updates = steps x this / (batch_size x batch_length)."""
+    """Observations read for each environment step: updates = steps x this / (batch_size x batch_length)."""
     buffer_size: int = Field(1_000_000, ge=1)
     """Observations kept for each seed."""
     learning_starts: int = Field(1_024, ge=0)
@@ -92,6 +92,9 @@ class DreamerHyper(Hyper):
     """Updates over which the step size rises to its value."""
     adaptive_clip: float = Field(0.3, ge=0.0)
     """Gradients are scaled down to this share of the norm of their parameters, by tensor; 0 switches it off."""
+
+    adam_eps: float = Field(1e-20, gt=0.0)
+    """Term added to the denominator of the optimiser."""
 
     def rate(self, num_envs: int) -> Fraction:
         """Updates for each step of the vector environment."""
@@ -138,7 +141,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     targets = ("critic",)
     recurrent = True
 
-    # --- networks ----------------------------------------------------------------------------------------------------
+    # --- networks ---------------------------------------------------------------------------------------------------
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
@@ -157,7 +160,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def setup(self) -> None:
         self.sizes = SIZES[self.hp.size]
         self.bins = symexp_bins(self.sizes.bins, device=self.device)
-        self.rule = Optimizer("laprop", eps=1e-20)
+        self.rule = Optimizer("laprop", eps=self.hp.adam_eps)
         self.period = min(self.hp.replay_period, self.hp.batch_length)
 
     @functools.cached_property
@@ -180,7 +183,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def init_extra(self) -> dict[str, Any]:
         return {"returns": init_percentiles()}
 
-    # --- memory: one vector of deterministic state, codes + 1 (0: none) and the last action ----------------------------
+    # --- memory: one vector of deterministic state, codes + 1 (0: none) and the last action -------------------------
 
     @property
     def memory_size(self) -> int:
@@ -216,7 +219,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.train_step, rate=self.hp.rate(self.num_envs), sink="replay"),)
 
-    # --- learning ----------------------------------------------------------------------------------------------------
+    # --- learning ---------------------------------------------------------------------------------------------------
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, rows = self.hp, self.sequence(batch)
@@ -310,7 +313,9 @@ class Dreamer(Algorithm[DreamerHyper]):
         )  # fmt: skip
         # How likely an imagined step is to be reached at all, discounted; nothing comes after a terminal state.
         alive = torch.cumprod(torch.cat([(1.0 - rows.terminal).unsqueeze(0), discounts[:-1]]), 0)
-        percentiles = update_percentiles(state.extra["returns"], returns, weights.expand_as(returns) > 0, hp.return_rate)
+        percentiles = update_percentiles(
+            state.extra["returns"], returns, weights.expand_as(returns) > 0, hp.return_rate
+        )
         advantages = (returns - values[:-1]) / percentile_scale(percentiles)  # Eq. 6 and 7
 
         out = self.policy(self.nets["actor"].named(params["actor"]), dream.features[:-1])
@@ -349,27 +354,27 @@ class Dreamer(Algorithm[DreamerHyper]):
     def expected(self, logits: Tensor) -> Tensor:
         return twohot_decode(logits.softmax(-1), self.bins)
 
-    # --- acting ------------------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------------------------
 
     def policy(self, actor: Params | Tensor, features: Tensor) -> Tensor:
         """What the distribution reads; discrete policies keep a uniform share."""
         out: Tensor = self.nets["actor"](actor, features)
         return unimix(out, self.hp.unimix) if self.spec.action.discrete else out
 
-    def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor) -> Observed:
-        """The state of each environment once it has seen its observation: [1, N, ...]."""
+    def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor | None) -> Observed:
+        """The state of each environment once it has seen its observation, [1, N, ...]; the likeliest without a key."""
         before, action = self.recall(carry)
-        u = rng.uniform(key, (1, count_rows(obs), self.sizes.stoch))
-        obs = tree_map(lambda x: x.unsqueeze(0), obs)
-        seen: Observed = self.nets["world"](
-            state.params["world"], "observe", obs, action.unsqueeze(0), torch.ones_like(u[..., 0]), before, u
-        )  # fmt: skip
+        rows = count_rows(obs)
+        u = None if key is None else rng.uniform(key, (1, rows, self.sizes.stoch))
+        obs, keep = tree_map(lambda x: x.unsqueeze(0), obs), torch.ones(1, rows, device=carry.device)
+        world = state.params["world"]
+        seen: Observed = self.nets["world"](world, "observe", obs, action.unsqueeze(0), keep, before, u)
         return seen
 
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        seen = self.see(state, carry, obs, rng.fold(key, OBSERVE))
+        seen = self.see(state, carry, obs, rng.fold(key, OBSERVE) if explore else None)
         out = self.policy(state.params["actor"], seen.latents.features[0])
         action = self.distribution.sample(out, rng.fold(key, CHOOSE)) if explore else self.distribution.mode(out)
         action = action if self.spec.action.discrete else action.clamp(-1.0, 1.0)
@@ -383,10 +388,10 @@ class Dreamer(Algorithm[DreamerHyper]):
         """Return that the critic expects, by default at the start of an episode."""
         if carry is None:
             carry = self.init_carry(count_rows(obs)).to(self.device)
-        seen = self.see(state, carry, obs, rng.key_from_seed(0, OBSERVE).to(self.device))
+        seen = self.see(state, carry, obs, None)
         return self.expected(self.nets["critic"](state.params["critic"], seen.latents.features[0]))
 
-    # --- looking into the model ----------------------------------------------------------------------------------------
+    # --- looking into the model -------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def filter(self, state: TrainState, obs: Obs, actions: Tensor, is_first: Tensor, key: Tensor) -> Latents:

@@ -1,4 +1,4 @@
-"""What the evolution strategies share: a deterministic policy, its perturbed copies, and the batch they make.
+"""What the evolution strategies share: a deterministic policy, perturbed parameters, what a generation makes of them.
 
 A generation is `n_delta` random directions; each is tried forwards and backwards (antithetic pairs) for
 `n_eval_episodes` episodes. The loop plays the members side by side, one parameter vector to each environment, and hands
@@ -104,7 +104,7 @@ class Evolution(Algorithm[E]):
         """Statistics of the states that a generation has seen, before the first."""
         return tree_map(torch.zeros_like, {k: v for k, v in self.init_extra().items() if k == "observations"})
 
-    def note_states(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
+    def note(self, seen: dict[str, Moments], obs: Obs, counts: Tensor) -> dict[str, Moments]:
         """`seen` with the rows of `obs` that count."""
         rest, _ = split_mask(obs, self.spec.masked)
         return {k: update_moments(v, rest, counts.to(torch.float32)) for k, v in seen.items()}

@@ -108,7 +108,7 @@ class _Actor:
     def paid(self, rewards: Array) -> None:
         """The rewards of the last actions, for agents that want to know."""
         if self.agent is not None and self.agent.algorithm.sees_rewards:
-            self.carry = self.agent.algorithm.observe(self.carry, torch.as_tensor(rewards))
+            self.carry = self.agent.algorithm.observe(self.carry, torch.tensor(rewards))
 
     def uniform(self) -> Array:
         action, m = self.envs.spec.action, self.envs.num_envs

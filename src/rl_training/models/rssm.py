@@ -1,13 +1,14 @@
-"""The networks of a world model (DreamerV3, Hafner et al. 2023/2025): encoder, recurrent state-space model, decoder, heads.
+"""The networks of a world model (DreamerV3, Hafner et al. 2023): encoder, recurrent state-space model, decoder, heads.
 
-A state of the world is a deterministic part `deter` [..., D], carried by a recurrent cell whose matrices are blocks, and
-`stoch` [..., S * C], S choices among C as one-hot vectors. In `observe` only what depends on the step before is in the
-loop: products of actions and observations are taken for all steps at once, and so are priors, decoder and heads.
+A state of the world is a deterministic part `deter` [..., D], carried by a recurrent cell whose matrices are blocks,
+and `stoch` [..., S * C], S choices among C as one-hot vectors. In `observe` only what depends on the step before is in
+the loop: products of actions and observations are taken for all steps at once, and so are priors, decoder and heads.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Sizes(NamedTuple):
 
 SIZES = {
     "tiny": Sizes(deter=32, units=16, classes=4, depth=2, stoch=4, blocks=4, bins=41),
-    "200k": Sizes(deter=256, units=64, classes=8, depth=4, stoch=16, blocks=4, bins=127),
+    "200k": Sizes(deter=128, units=64, classes=8, depth=8, stoch=8, blocks=4, bins=127),
     **{name: Sizes.scaled(units) for name, units in
        {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024}.items()},
 }  # fmt: skip
@@ -67,7 +68,7 @@ class Observed(NamedTuple):
     posterior: Tensor  # [..., S, C] log-probabilities they were drawn from
 
 
-# --- layers --------------------------------------------------------------------------------------------------------------
+# --- layers ----------------------------------------------------------------------------------------------------------
 
 
 class RMSNorm(nn.Module):
@@ -101,7 +102,7 @@ def linear(in_features: int, out_features: int, *, fan_in: int = 0, scale: float
 def dense(in_features: int, units: int, layers: int = 1) -> nn.Sequential:
     """Hidden layers: product, norm, SiLU."""
     widths = [in_features] + [units] * layers
-    parts = [(linear(a, b), RMSNorm(b), nn.SiLU()) for a, b in zip(widths, widths[1:])]
+    parts = [(linear(a, b), RMSNorm(b), nn.SiLU()) for a, b in pairwise(widths)]
     return nn.Sequential(*[module for part in parts for module in part])
 
 
@@ -125,7 +126,7 @@ class BlockLinear(nn.Module):
         return out.reshape(*x.shape[:-1], -1) + self.bias
 
 
-# --- observations --------------------------------------------------------------------------------------------------------
+# --- observations ----------------------------------------------------------------------------------------------------
 
 
 def observation_arrays(spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -163,7 +164,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, shape: tuple[int, ...], depth: int) -> None:
         super().__init__()
         stages = _stages(shape, depth)
-        parts = [(_conv(a[0], b[0], 2), RMSNorm(b[0], -3), nn.SiLU()) for a, b in zip(stages, stages[1:])]
+        parts = [(_conv(a[0], b[0], 2), RMSNorm(b[0], -3), nn.SiLU()) for a, b in pairwise(stages)]
         self.convs = nn.Sequential(*[module for part in parts for module in part])
         self.out_features = math.prod(stages[-1])
 
@@ -183,7 +184,7 @@ class ImageDecoder(nn.Module):
         self.from_deter = BlockLinear(sizes.deter, first, math.gcd(sizes.blocks, first))
         self.from_stoch = head(stoch, 2 * sizes.units, 1, first)
         self.norm = RMSNorm(self.stages[0][0], -3)
-        self.convs = nn.ModuleList([_conv(a[0], b[0]) for a, b in zip(self.stages, self.stages[1:])])
+        self.convs = nn.ModuleList([_conv(a[0], b[0]) for a, b in pairwise(self.stages)])
         self.norms = nn.ModuleList([RMSNorm(b[0], -3) for b in self.stages[1:-1]])
 
     def forward(self, latents: Latents) -> Tensor:
@@ -234,7 +235,7 @@ class Decoder(nn.Module):
         return out
 
 
-# --- the recurrent state-space model ---------------------------------------------------------------------------------------
+# --- the recurrent state-space model ---------------------------------------------------------------------------------
 
 
 class RSSM(nn.Module):
@@ -302,11 +303,11 @@ class WorldModel(nn.Module):
     def named(self, obs: Any) -> dict[str, Tensor]:
         return {"obs": obs} if self.plain else obs
 
-    def observe(self, obs: Any, actions: Tensor, keep: Tensor, start: Latents, u: Tensor) -> Observed:
+    def observe(self, obs: Any, actions: Tensor, keep: Tensor, start: Latents, u: Tensor | None) -> Observed:
         """States of T steps that see their observations: all inputs [T, B, ...], `start` [B, ...].
 
         actions: those before each observation. keep: 0 where an episode begins: nothing before it counts.
-        u: uniform numbers [T, B, S] that the choices are made with.
+        u: uniform numbers [T, B, S] that the choices are made with; None takes the likeliest.
         """
         rssm = self.rssm
         keep = keep.unsqueeze(-1)
@@ -314,10 +315,11 @@ class WorldModel(nn.Module):
         acted = rssm.acted(actions * keep)
         deter, stoch = start
         steps: list[tuple[Tensor, ...]] = []
-        for kept, act, see, number in zip(keep.unbind(0), acted.unbind(0), seen.unbind(0), u.unbind(0)):
+        numbers = [None] * len(keep) if u is None else u.unbind(0)
+        for kept, act, see, number in zip(keep.unbind(0), acted.unbind(0), seen.unbind(0), numbers):
             deter = rssm.advance(deter * kept, stoch * kept, act)
             log_probs = rssm.posterior(deter, see)
-            codes = sample_codes(log_probs, number)
+            codes = log_probs.argmax(-1) if number is None else sample_codes(log_probs, number)
             stoch = straight_through(log_probs, codes).flatten(-2)
             steps.append((deter, stoch, codes, log_probs))
         deter, stoch, codes, log_probs = (torch.stack(parts) for parts in zip(*steps))

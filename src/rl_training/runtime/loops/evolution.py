@@ -73,7 +73,7 @@ class EvolutionLearner(Learner):
         """The actions of the members, each in its row; the states of those that count are noted."""
 
         def one(train: TrainState, data: dict[str, Any], obs: Any) -> Any:
-            seen = self.evolution.note_states(data["seen"], obs, data["episodes"] >= 0)
+            seen = self.evolution.note(data["seen"], obs, data["episodes"] >= 0)
             return self.evolution.act_as(train, data["members"], obs), seen
 
         actions, seen = self.per_seed(one)(tree["train"], tree["data"], inputs["obs"])
