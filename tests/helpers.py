@@ -211,6 +211,13 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
 
 
+def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:
+    """The observations of a batch as a policy acts on them: of sequences the first step; some, where it has none."""
+    if "obs" not in batch:
+        return torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM)
+    return batch["obs"][:, 0] if algorithm.recurrent else batch["obs"]
+
+
 def clone(tree: Any) -> Any:
     return tree_map(lambda x: x.clone(), tree)
 
