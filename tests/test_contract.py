@@ -10,8 +10,8 @@ import torch
 from helpers import (
     ALGORITHMS,
     BATCH,
-    OBS_DIM,
     SMALL_MODEL,
+    acted_on,
     assert_near,
     assert_same_bits,
     batch_for,
@@ -177,8 +177,7 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
 def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
     algorithm = make_algorithm(name, kind)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
-    obs = batch.get("obs", torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM))
-    obs = obs[:, 0] if algorithm.recurrent else obs  # of sequences, the first step
+    obs = acted_on(algorithm, batch)
     spec = algorithm.spec.action
     for explore in (True, False):
         carry, action, extras = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
