@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.stats import interval
-from rl_training.experiment.verify import ledger, results
+from rl_training.experiment.verify import ledger, results, steps_to
 from rl_training.reports import svg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +80,7 @@ def _result(row: dict[str, Any]) -> list[str]:
         low, high = interval([scores])
     of_return = row.get("statistic", "mean_return") == "mean_return"
     return [
-        f"`{row['algo']}`",
+        _name(row["algo"], row.get("variant", "")),
         row["env_id"],
         f"{row['env_steps']:,}",
         str(len(row["seeds"])),
@@ -92,10 +92,49 @@ def _result(row: dict[str, Any]) -> list[str]:
     ]
 
 
+MODEL_BASED = (  # entries of the ledger that docs/model_based.md compares: with and without a model
+    ("mbpo", "Pendulum-v1", ""), ("pets", "Pendulum-v1", ""), ("sac", "Pendulum-v1", "curve"),
+    ("sac", "Pendulum-v1", "ten_updates"), ("mbpo", "Hopper-v5", ""), ("sac", "Hopper-v5", "early"),
+    ("mopo", "Pendulum-v1", ""), ("combo", "Pendulum-v1", ""), ("edac", "Pendulum-v1", "sac"),
+    ("bc", "Pendulum-v1", "small"),
+)  # fmt: skip
+
+
+def model_based(directory: Path | None = None) -> str:
+    """Scores of the algorithms that learn a model beside those without one, and the step from which on -250 is held."""
+    found = {
+        (row["algo"], row["env_id"], row.get("variant", "")): row
+        for rows in results(directory or ROOT / "results").values()
+        for row in rows
+    }
+    lines = []
+    for entry in ledger():
+        key = (entry.algo, entry.env_id, entry.variant)
+        if key not in MODEL_BASED:
+            continue
+        row, name = found.get(key), _name(entry.algo, entry.variant)
+        offline = registry.entry(entry.algo).loop == "offline"
+        steps = f"{entry.total_timesteps:,} " + ("updates on data" if offline else "steps")
+        score, held = "not run yet", "-"
+        if row is not None:
+            score = f"{row['final_eval']['mean_return']:.1f}"
+            if not offline and entry.env_id == "Pendulum-v1":
+                first = steps_to(row["curve"], -250.0)
+                held = "never" if first is None else f"{first:,}"
+        lines.append((MODEL_BASED.index(key), [name, entry.env_id, f"`{entry.preset}`", steps, score, held]))
+    head = ["algorithm", "environment", "preset", "trained for", "mean return", "holds -250 from step"]
+    return table(head, [line for _, line in sorted(lines)])
+
+
 def _not_run(entry: Any) -> list[str]:
     steps = f"{entry.total_timesteps:,}"
     bar = _bar(entry.threshold, entry.at_most)
-    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+    name = _name(entry.algo, entry.variant)
+    return [name, entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+
+
+def _name(algo: str, variant: str) -> str:
+    return f"`{algo}`" + (f" ({variant.replace('_', ' ')})" if variant else "")
 
 
 def _bar(threshold: float, at_most: bool) -> str:
@@ -229,6 +268,7 @@ BLOCKS = {
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
     "docs/verification.md": {"results": measured},
     "docs/sourcebook.md": {"book": sourcebook},
+    "docs/model_based.md": {"compared": model_based},
 }
 
 
