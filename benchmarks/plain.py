@@ -176,5 +176,48 @@ def td3_agent(
     return act, update
 
 
-PLAIN: dict[str, Callable[[torch.device], Callable[[], Any]]] = {"dqn": dqn, "ppo": ppo, "sac": sac}
+def iql(device: torch.device, batch: int = 256, rows: int = 100_000) -> Callable[[], Any]:
+    """Implicit Q-learning on a dataset that lies on the device; rows are drawn in each update."""
+    actor, value = mlp([17, 256, 256, 6], nn.ReLU).to(device), mlp([17, 256, 256, 1], nn.ReLU).to(device)
+    log_std = torch.zeros(6, device=device, requires_grad=True)
+    critics = [mlp([23, 256, 256, 1], nn.ReLU).to(device) for _ in range(2)]
+    targets = copy.deepcopy(critics)
+    critic_parameters = [p for c in critics for p in c.parameters()]
+    slow_parameters = [p for c in targets for p in c.parameters()]
+    adams = [
+        torch.optim.Adam(parameters, lr=3e-4)
+        for parameters in ([*value.parameters()], [*actor.parameters(), log_std], critic_parameters)
+    ]
+    all_obs, all_next = torch.randn(2, rows, 17, device=device)
+    all_actions = torch.rand(rows, 6, device=device) * 2.0 - 1.0
+    all_rewards, all_live = torch.randn(rows, device=device), torch.ones(rows, device=device)
+
+    def step(adam: torch.optim.Optimizer, loss: Tensor) -> None:
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+
+    def update() -> None:
+        index = torch.randint(0, rows, (batch,), device=device)
+        obs, next_obs, actions = all_obs[index], all_next[index], all_actions[index]
+        rewards, live = all_rewards[index], all_live[index]
+        inputs = torch.cat([obs, actions], 1)
+        with torch.no_grad():
+            q = torch.min(targets[0](inputs), targets[1](inputs)).squeeze(1)
+            next_value = value(next_obs).squeeze(1)
+        difference = q - value(obs).squeeze(1)
+        step(adams[0], (torch.where(difference > 0, 0.7, 0.3) * difference.square()).mean())
+        weight = (3.0 * difference.detach()).exp().clamp(max=100.0)
+        dist = torch.distributions.Normal(torch.tanh(actor(obs)), log_std.exp(), validate_args=False)
+        step(adams[1], -(weight * dist.log_prob(actions).sum(1)).mean())
+        goal = rewards + 0.99 * live * next_value
+        step(adams[2], sum(functional.mse_loss(c(inputs).squeeze(1), goal) for c in critics))  # type: ignore[arg-type]
+        with torch.no_grad():
+            for slow, fast in zip(slow_parameters, critic_parameters):
+                slow.lerp_(fast, 0.005)
+
+    return update
+
+
+PLAIN: dict[str, Callable[[torch.device], Callable[[], Any]]] = {"dqn": dqn, "ppo": ppo, "sac": sac, "iql": iql}
 AGENTS = {"sac": sac_agent, "td3": td3_agent}

@@ -115,6 +115,7 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
 def test_steps_to_a_bar_count_from_where_it_is_held() -> None:
     curve = {"step": [1, 2, 3, 4, 5], "mean_return": [-900.0, -240.0, -260.0, -250.0, -150.0]}
     assert steps_to(curve, -250.0) == 4
+    assert steps_to(curve, -250.0, stay=False) == 2
     assert steps_to(curve, -100.0) is None
 
 

@@ -5,7 +5,8 @@ The soft maximum over actions, log of the integral of exp Q, is estimated with u
 at s and at s', each weighted by its density (appendix F). Cal-QL: the values of policy actions are not pushed below the
 return that the data reached from that state.
 Deviations: the penalty's weight is fixed, not tuned by a Lagrange multiplier; the estimate is divided by the number of
-samples, so that it is the integral itself (a constant in the loss).
+samples, so that it is the integral itself (a constant in the loss). `cal_ql_online` goes on in the environment; the
+returns of its own episodes are a floor once they have ended.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Batch, Obs, TrainState
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.prior import FineTuneFields, PriorData
 from rl_training.algorithms.sac import SAC, CriticReport, SACFields
 from rl_training.ops import rng
 
@@ -37,6 +39,15 @@ class CQLFields(SACFields):
 
 
 class CQLHyper(CQLFields, OfflineHyper):
+    """On a dataset alone."""
+
+    hidden_sizes: Widths = (256, 256, 256)
+    """Widths of the hidden layers of actor and critics."""
+
+
+class CalQLOnlineHyper(CQLFields, FineTuneFields):
+    """On a dataset and in the environment."""
+
     hidden_sizes: Widths = (256, 256, 256)
     """Widths of the hidden layers of actor and critics."""
 
@@ -98,3 +109,8 @@ class CalQL(CQL):
 
     def floor(self, q: Tensor, batch: Batch) -> Tensor:
         return torch.maximum(q, batch["returns"])
+
+
+class CalQLOnline(PriorData, CalQL):
+    Hyper = CalQLOnlineHyper
+    name = "cal_ql_online"

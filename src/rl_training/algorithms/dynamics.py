@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Again, Algorithm, Aux, Batch, Phase, TrainState
-from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Widths
+from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Widths
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.dynamics import EnsembleDynamics, Imagined, Norm, Prediction, identity_norm, imagine, targets_of
@@ -42,7 +42,7 @@ from rl_training.ops.tree import tree_map
 Extra = dict[str, Any]
 
 
-class DynamicsFields(Hyper):
+class DynamicsFields(NetworkHyper):
     """Settings of the model and its fitting (defaults: Janner et al. 2019)."""
 
     model_hidden_sizes: Widths = (200, 200, 200, 200)

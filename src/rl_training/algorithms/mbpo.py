@@ -173,7 +173,7 @@ class MBPO(ModelBased[RolloutFields]):
     @property
     def real_rows(self) -> int:
         """Rows of a batch of the policy that are real; they come first."""
-        return round(self.hp.real_ratio * self.hp.batch_size)  # type: ignore[attr-defined]
+        return round(self.hp.real_ratio * self.hp.batch_size)  # type: ignore[attr-defined, no-any-return]
 
     def policy_phase(self, **fields: Any) -> Phase:
         """SAC on batches of real and model-made transitions."""

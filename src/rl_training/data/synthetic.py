@@ -21,8 +21,8 @@ BLOCK = 128
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """`cumsum` over the last axis, in blocks: inductor cannot compile a long scan of integers for CUDA together with what
-    goes before it (pytorch issue 180221)."""
+    """`cumsum` over the last axis, in blocks: inductor cannot compile a long scan for CUDA together with what goes
+    before it (pytorch issue 180221)."""
     size = x.shape[-1]
     if size <= BLOCK:
         return torch.cumsum(x, -1)
