@@ -83,6 +83,8 @@ class Learner:
         self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else self.inputs
         rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
+        self._columns = [self._scalars[:, i] for i in range(5)]
+        self._chosen = self.tree["actions"].flatten(0, 1)
         self._views: dict[int, tuple[Any, Any]] = {}
         self._copied: torch.cuda.Event | None = None
         self._interact = executor.wrap(self.interact_fn, self.small_state)
@@ -160,12 +162,12 @@ class Learner:
     def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
         """Copy what the environments returned into the input buffers."""
         self._wait()
-        scalars = self._scalars
-        scalars[:, 0] = step.rewards
-        scalars[:, 1] = step.terminated
-        scalars[:, 2] = step.truncated
-        scalars[:, 3] = step.valid
-        scalars[:, 4] = 1.0 if keep_invalid else step.valid
+        reward, terminated, truncated, valid, advance = self._columns
+        reward[:] = step.rewards
+        terminated[:] = step.terminated
+        truncated[:] = step.truncated
+        valid[:] = step.valid
+        advance[:] = True if keep_invalid else step.valid
         self._upload(step.obs, step.final_obs)
 
     def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
@@ -197,7 +199,8 @@ class Learner:
 
     def interact(self) -> np.ndarray:
         """Store the loaded transition and return the next actions [M, ...] as an array."""
-        return self._host(self._interact(self.tree, self.inputs))
+        self._interact(self.tree, self.inputs)
+        return self.chosen_actions()
 
     def act(self) -> np.ndarray:
         """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
@@ -224,14 +227,11 @@ class Learner:
         keys, steps = self.tree["keys"], self.tree["steps"]
         actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
         self.tree["actions"].copy_(actions)
-        return self._host(self.tree["actions"])
+        return self.chosen_actions()
 
     def chosen_actions(self) -> np.ndarray:
-        """The actions chosen last, for a run that goes on between choosing and stepping."""
-        return self._host(self.tree["actions"])
-
-    def _host(self, actions: Tensor) -> np.ndarray:
-        array: np.ndarray = actions.flatten(0, 1).cpu().numpy()
+        """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
+        array: np.ndarray = self._chosen.cpu().numpy()
         return array
 
     # --- learning ----------------------------------------------------------------------------------------------
