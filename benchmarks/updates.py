@@ -54,11 +54,14 @@ def make_learner(name: str, seeds: int, mode: str, device: torch.device) -> Lear
     return learner
 
 
-def fill(learner: Learner, spec: EnvSpec) -> None:
+def fill(learner: Learner, spec: EnvSpec, rows: int = ROWS) -> None:
     generator = torch.Generator(device=learner.device).manual_seed(0)
     data = learner.tree["data"]
     for name in ("obs", "next_obs"):
-        data[name].normal_(generator=generator)
+        if data[name].is_floating_point():
+            data[name].normal_(generator=generator)
+        else:
+            data[name].random_(0, 256, generator=generator)
     data["rewards"].normal_(generator=generator)
     if spec.action.kind == "box":
         data["actions"].uniform_(-1.0, 1.0, generator=generator)
@@ -68,10 +71,10 @@ def fill(learner: Learner, spec: EnvSpec) -> None:
     if "valid" in data:
         data["valid"].fill_(True)
     if "priority" in data:
-        data["priority"][:, :ROWS].fill_(1.0)
+        data["priority"][:, :rows].fill_(1.0)
         data["block_sum"].copy_(data["priority"].unflatten(-1, (*data["block_sum"].shape[-1:], -1)).sum(-1))
     if isinstance(learner, ReplayLearner):
-        data["count"].fill_(ROWS)
+        data["count"].fill_(rows)
 
 
 def seconds(fn: Callable[[], Any], device: torch.device, budget: float) -> float:

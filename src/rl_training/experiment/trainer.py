@@ -28,7 +28,7 @@ from rl_training.experiment.checkpoint import (
     save_checkpoint,
     step_name,
 )
-from rl_training.experiment.collecting import dataset_of
+from rl_training.experiment.collecting import dataset_of, expert_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
@@ -36,6 +36,7 @@ from rl_training.experiment.process import stop_signals, suitable_threads
 from rl_training.experiment.progress import Progress
 from rl_training.experiment.stats import eval_summary
 from rl_training.experiment.trackers import Trackers, check_trackers
+from rl_training.experiment.warm_start import start_from
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
@@ -84,6 +85,8 @@ class Trainer:
             data = dataset_of(hyper, self.env, config.env_arguments("training"), self.envs.spec)
             self.algorithm.dataset = data
             self.dataset_hash = data.content_hash() if data is not None else None
+            if (expert := expert_of(hyper, self.envs.spec, self.device)) is not None:
+                self.algorithm.expert, self.dataset_hash = expert, expert.content_hash()
             self.loop = loop_cls(  # type: ignore[call-arg]
                 self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
             )
@@ -103,6 +106,8 @@ class Trainer:
             self.env_restored: str | None = None
             if checkpoint is not None:
                 self._restore(checkpoint)
+            elif config.init_from is not None:
+                start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
         except BaseException:
             self.envs.close()
@@ -155,8 +160,9 @@ class Trainer:
         meta = checkpoint.meta
         if meta.get("dataset_hash") != self.dataset_hash:
             raise UserError(
-                f"the dataset is not the one that this run trained on: its content hash is {self.dataset_hash}, the"
-                f" checkpoint says {meta.get('dataset_hash')}; put the old file back, or start a new run"
+                "the dataset or expert is not the one that this run trained on: its content hash is"
+                f" {self.dataset_hash}, the checkpoint says {meta.get('dataset_hash')}; put the old file back, or start"
+                " a new run"
             )
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
