@@ -161,9 +161,8 @@ def test_policy_step_is_one_graph_with_the_same_step() -> None:
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_phases_of_a_run_are_the_whole_step(seeds: tuple[int, ...], tmp_path: Any) -> None:
     """One rollout, learned from by the phases of the loop, and by `policy_step` and `critic_step` on the same rows."""
-    config = config_for(
-        "trpo", tmp_path, num_envs=2, seeds=seeds, algo_kwargs={"n_critic_updates": 1, "batch_size": 32}
-    )
+    settings = {"n_critic_updates": 1, "batch_size": 32}
+    config = config_for("trpo", tmp_path, num_envs=2, seeds=seeds, algo_kwargs=settings)
     trainer = Trainer(config, progress=False)
     learner: Any = trainer.loop.learner
     trainer.loop.start()

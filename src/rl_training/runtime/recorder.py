@@ -97,7 +97,7 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
             if value in known:
                 return constant(known[value])
             last[value.name] = len(lines)
-            return value.name
+            return str(value.name)
         if isinstance(value, list | tuple):
             return "[" + ", ".join(map(text, value)) + "]"
         return repr(value) if value is None or isinstance(value, bool | int) else constant(value)
