@@ -29,8 +29,9 @@ from rl_training.experiment.process import suitable_threads
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.learner import LEARN, ReplayLearner, RolloutLearner
+from rl_training.runtime.learner import LEARN, ReplayLearner
 from rl_training.runtime.loops.evolution import EvolutionLearner
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 _PACKAGE = str(Path(rl_training.__file__).parent)
 _MASKS = (
