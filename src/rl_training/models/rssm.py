@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 SIZES = {
     "tiny": Sizes(deter=32, units=16, classes=4, depth=2, stoch=4, blocks=4, bins=41),
-    "200k": Sizes(deter=256, units=64, classes=8, depth=4, stoch=16, blocks=4, bins=127),
+    "200k": Sizes(deter=128, units=64, classes=8, depth=8, stoch=8, blocks=4, bins=127),
     **{name: Sizes.scaled(units) for name, units in
        {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024}.items()},
 }  # fmt: skip

@@ -199,9 +199,11 @@ class Learner:
         """Store the loaded transition and return the next actions [M, ...] as an array."""
         return self._host(self._interact(self.tree, self.inputs))
 
-    @torch.no_grad()
     def act(self) -> np.ndarray:
-        return self._host(self.act_fn(self.tree, self.inputs))
+        """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
+        next one replaces it."""
+        self.inputs["scalars"][..., 4] = 0.0
+        return self.interact()
 
     @torch.no_grad()
     def write(self) -> None:
@@ -359,6 +361,7 @@ class RolloutLearner(Learner):
         self.prior: Source | None = prior[0] if prior is not None else None
         self.tree["prior"] = self.prior.init(len(self.seeds), self.device) if self.prior is not None else {}
         self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
+        self._write = executor.wrap(self.write_fn, self.small_state)
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
         self._steps = {
             phase.name: executor.wrap(self.step_of(phase), lambda: {**self.small_state(), "scratch": self.scratch})
@@ -371,6 +374,9 @@ class RolloutLearner(Learner):
         _, batch = self.prepare_fn(self.tree)
         rows = {name: batch[name] for name in phase.columns if name in batch}
         return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
+
+    def write(self) -> None:
+        self._write(self.tree, self.inputs)
 
     def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
@@ -449,7 +455,7 @@ class RolloutLearner(Learner):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
                 for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
-                    metrics, updates = {**metrics, **latest}, updates + taken
+                    metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
 
