@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -26,7 +25,6 @@ from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import expectile_loss, weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 from rl_training.ops.schedules import Schedule
-from rl_training.ops.tree import tree_map
 
 
 class ImplicitFields(Hyper):
@@ -120,9 +118,7 @@ class ImplicitQ(Algorithm[Any]):
 
         loss_v, _, grads = value_and_grad(value_loss, state.params["value"])
         value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
-        here_and_there = tree_map(lambda a, b: torch.cat([a, b]), obs, batch["next_obs"])
-        value_here, value_there = nets["value"](value, here_and_there).chunk(2)  # one product instead of two
-        advantage = target_q - value_here
+        advantage = target_q - nets["value"](value, obs)
         policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
@@ -131,7 +127,7 @@ class ImplicitQ(Algorithm[Any]):
         loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
         actor_rate = hp.actor_learning_rate(state.progress)
         actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
-        target = batch["rewards"] + batch["discounts"] * value_there
+        target = batch["rewards"] + batch["discounts"] * nets["value"](value, batch["next_obs"])
 
         def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
             q = self.q(params, obs, actions)  # [E, B]
