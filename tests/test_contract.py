@@ -213,7 +213,14 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 SHORT = {
     "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
     "on_policy": {"n_steps": 8, "n_epochs": 1, "n_policy_phases": 2, "n_aux_epochs": 1, "aux_batch_size": 8},
-    "offline": {"batch_size": 16, "hidden_sizes": [16], "dataset": {"size": 300}},
+    "offline": {
+        "batch_size": 16,
+        "hidden_sizes": [16],
+        "dataset": {"size": 300},
+        "vae_hidden_sizes": [16],
+        "num_actions_act": 4,
+        "context_length": 3,
+    },
     "evolution": {"n_delta": 1, "n_top": 1, "n_eval_episodes": 1},
 }
 
