@@ -58,8 +58,6 @@ class GAILHyper(PPOHyper):
     num_envs."""
     n_discriminator_epochs: int = Field(1, ge=1)
     """Passes of the discriminator over each rollout."""
-    gradient_penalty: float = Field(0.0, ge=0.0)
-    """Weight of the squared gradient of the logit with respect to what the discriminator reads; 0: off."""
     absorbing_states: bool = True
     """Episodes that terminate go on in an absorbing state: without it the reward pays for surviving."""
     bc_steps: int = Field(0, ge=0)
