@@ -14,7 +14,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,12 @@ def _result(row: dict[str, Any]) -> list[str]:
     of_return = row.get("statistic", "mean_return") == "mean_return"
     return [
         f"`{row['algo']}`",
-        row["env_id"],
+        _where(row["env_id"], row.get("variant", "")),
         f"{row['env_steps']:,}",
         str(len(row["seeds"])),
         f"{final['mean_return']:.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})",
         f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]" if of_return else "-",
-        _bar(row["threshold"], row.get("at_most", False)),
+        _bar(row["threshold"], row.get("at_most", False), row.get("ceiling")),
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
@@ -95,10 +94,30 @@ def _result(row: dict[str, Any]) -> list[str]:
 def _not_run(entry: Any) -> list[str]:
     steps = f"{entry.total_timesteps:,}"
     bar = _bar(entry.threshold, entry.at_most)
-    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+    if entry.above:
+        bar = f"{entry.above} {entry.threshold:+g}"
+    elif entry.like_data:
+        bar = "as its data"
+    return [
+        f"`{entry.algo}`",
+        _where(entry.env_id, entry.variant),
+        steps,
+        "-",
+        "not run yet",
+        "-",
+        bar,
+        "-",
+        entry.source,
+    ]
 
 
-def _bar(threshold: float, at_most: bool) -> str:
+def _where(env_id: str, variant: str) -> str:
+    return f"{env_id} ({variant})" if variant else env_id
+
+
+def _bar(threshold: float, at_most: bool, ceiling: float | None = None) -> str:
+    if ceiling is not None:
+        return f"{threshold:.0f} to {ceiling:.0f}"
     return f"at most {threshold:g}" if at_most else f"{threshold:g}"
 
 
@@ -110,32 +129,11 @@ def picture(directory: Path | None = None) -> str:
             if len(row.get("curve", {}).get("step", ())) > 1:
                 panels.setdefault(row["env_id"], []).append(row)
     algos = sorted({row["algo"] for rows in panels.values() for row in rows})
-    columns, gap, per_row = 3, 26, 8
-    top = 40 + 18 * -(-len(algos) // per_row)
-    width, height = columns * svg.WIDTH, top + -(-len(panels) // columns) * (svg.HEIGHT + gap)
-    parts = []
-    for i, algo in enumerate(algos):
-        x, y = 20 + i % per_row * 146, 20 + i // per_row * 18
-        stroke = f'<path class="line"{svg.dash(i)} d="M{x} {y - 4}h26"/>'
-        parts.append(f'<g class="s{i % svg.COLOURS}">{stroke}</g>')
-        parts.append(f'<text class="name" x="{x + 32}" y="{y}">{escape(algo)}</text>')
-    for i, (env_id, rows) in enumerate(sorted(panels.items())):
-        x, y = i % columns * svg.WIDTH, top + i // columns * (svg.HEIGHT + gap)
-        parts.append(f'<text class="name" x="{x + svg.WIDTH / 2:.0f}" y="{y}" text-anchor="middle">{env_id}</text>')
-        parts.append(_panel(env_id, rows, algos, f'x="{x}" y="{y + 4}" width="{svg.WIDTH}" height="{svg.HEIGHT}"'))
-    light = ":root{--grid:#e7eaee;--axis:#9aa4af;--dim:#59636e;--text:#1b1f24;--page:#fff}"
-    dark = ":root{--grid:#262d36;--axis:#5d6875;--dim:#9aa5b1;--text:#e6e9ed;--page:#0f1318}"
-    style = f"{light}{svg.colour_css(svg.LIGHT)}{svg.PLOT_CSS}"
-    style += f"@media (prefers-color-scheme:dark){{{dark}{svg.colour_css(svg.DARK)}}}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-        f"<title>Learning curves of the committed results</title><style>{style}</style>\n"
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    plots = [(env_id, _panel(env_id, rows, algos)) for env_id, rows in sorted(panels.items())]
+    return svg.figure("Learning curves of the committed results", plots, algos)
 
 
-def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str], place: str) -> str:
+def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str]) -> svg.Plot:
     curves = []
     for row in rows:
         curve = row["curve"]
@@ -147,7 +145,7 @@ def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str], pl
     plot = svg.Plot((0, max(steps[-1] for _, steps, _, _ in curves)), svg.padded(ys), "steps", "mean return", env_id)
     for index, steps, line, band in curves:
         plot.curve(index, steps, line, band)
-    return plot.svg(place)
+    return plot
 
 
 def train_fields() -> str:

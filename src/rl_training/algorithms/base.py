@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
-from rl_training.data.dataset import TransitionDataset
+from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
-from rl_training.envs.spec import ActionKind, EnvSpec
+from rl_training.envs.spec import ActionKind, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
@@ -70,9 +71,10 @@ class Phase(NamedTuple):
     source: str | None = "replay"  # none: the step needs no batch
     every: int = 1
     times: int | Callable[[int], int] = 1  # or a function of the environment steps taken
+    rate: Fraction | None = None  # instead of `times`: calls a turn, on average; exact over any number of turns
     batch_size: int | None = None  # rows of a batch; none: the algorithm's own, and the whole rollout on-policy
     also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
-    sink: str | None = None  # a source that takes `aux.rows`, and whose "frontier" the step finds in its batch
+    sink: str | None = None  # a source that takes `aux.rows`; the step finds its "frontier", if any, in the batch
     at_start: bool = False  # also at the first turn that learns
     clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
     again: Again | None = None
@@ -81,7 +83,11 @@ class Phase(NamedTuple):
     columns: tuple[str, ...] = ()
     begin: Callable[[TrainState, Batch], Batch] | None = None
 
-    def calls(self, env_steps: int) -> int:
+    def calls(self, env_steps: int, turn: int) -> int:
+        if self.rate is not None:  # whole calls by the end of this turn, less those by the end of the last
+            return turn * self.rate.numerator // self.rate.denominator - (
+                (turn - 1) * self.rate.numerator // self.rate.denominator
+            )
         return self.times(env_steps) if callable(self.times) else self.times
 
     @property
@@ -139,6 +145,15 @@ def rows_like(mask: Tensor, x: Tensor) -> Tensor:
     return mask.view(-1, *([1] * (x.ndim - 1)))
 
 
+def check_normalisable(spec: EnvSpec, asked: bool) -> None:
+    """Running statistics of observations are kept for vectors only."""
+    observation = spec.unmasked.observation
+    if asked and not (isinstance(observation, ArraySpec) and len(observation.shape) == 1):
+        raise UserError(
+            "normalize_observations needs a vector observation (images are scaled by the network): set it to false"
+        )
+
+
 class Expert(NamedTuple):
     """A trained policy that does not change."""
 
@@ -169,6 +184,7 @@ class Algorithm(Generic[H]):
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+    sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
     reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
     expert: Expert | None = None  # likewise
@@ -239,9 +255,26 @@ class Algorithm(Generic[H]):
         name it `prior`, with a number of rows."""
         return None
 
+    def offline_source(self) -> Source:
+        """Offline: how batches are cut from the dataset."""
+        assert self.dataset is not None
+        return DatasetSource(self.dataset, self.hp.gamma, self.reads)
+
+    def beside_prior(self, replay: Any) -> Source:
+        """The replay as the phases on `mixed` see it."""
+        return replay  # type: ignore[no-any-return]
+
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()
+
+    def observe(self, carry: Tree, rewards: Tensor) -> Tree:
+        """The carry after a step that paid `rewards` [B]; called where `sees_rewards`."""
+        return carry
+
+    def acted(self, carry: Tree, actions: Tensor) -> Tree:
+        """The carry after `select_action` when other actions [B, ...] were taken than those it chose."""
+        return carry
 
     def extra_columns(self) -> Columns:
         """What `select_action` gives beside the actions, to be stored with each transition: shape and type by name."""
@@ -277,7 +310,7 @@ class Algorithm(Generic[H]):
             raise UserError(f"{self.name} needs {article} {noun} action space; {spec.env_id} has {spec.action}")
 
     def optimizer(self, **changes: Any) -> Optimizer:
-        hp = self.hp
+        hp: Any = self.hp
         fields = {"kind": hp.optimizer, "eps": hp.adam_eps, "weight_decay": hp.weight_decay,
                   "max_grad_norm": hp.max_grad_norm or None}  # fmt: skip
         return Optimizer(**{**fields, **changes})

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
 from rl_training.data.her import HerOptions
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -19,7 +19,7 @@ from rl_training.ops.tree import tree_map
 T = TypeVar("T")
 
 
-class ContinuousFields(Hyper):
+class ContinuousFields(NetworkHyper):
     """What online and offline algorithms have in common."""
 
     hidden_sizes: Widths = (256, 256)

@@ -32,6 +32,11 @@ class Hyper(BaseModel):
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
+
+
+class NetworkHyper(Hyper):
+    """Networks and optimiser of every algorithm that has no recipe of its own for them."""
+
     hidden_sizes: Widths = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "relu"
@@ -46,9 +51,10 @@ class Hyper(BaseModel):
     """Decay of the weights (decoupled for adamw)."""
 
 
-class OffPolicyHyper(Hyper):
+class OffPolicyHyper(NetworkHyper):
     """Replay and the rhythm of updates."""
 
+    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
     batch_size: int = Field(256, ge=1)
     """Transitions in one update."""
     buffer_size: int = Field(1_000_000, ge=1)
@@ -74,8 +80,12 @@ class OffPolicyHyper(Hyper):
     def updates_per_block(self, num_envs: int) -> int:
         return self.train_freq * num_envs if self.gradient_steps == -1 else self.gradient_steps
 
+    def planned_updates(self, turns: int, num_envs: int) -> int:
+        """Gradient steps that so many steps of the vector environment bring."""
+        return turns // self.train_freq * self.updates_per_block(num_envs)
 
-class OfflineHyper(Hyper):
+
+class OfflineHyper(NetworkHyper):
     """Learning from a fixed set of transitions."""
 
     dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
@@ -86,7 +96,7 @@ class OfflineHyper(Hyper):
     """Updates in one call of the update graph: more of them save calls and cost time to compile."""
 
 
-class RolloutHyper(Hyper):
+class RolloutHyper(NetworkHyper):
     """Rollouts of the current policy, and the policy that all of these algorithms share."""
 
     num_envs: ClassVar[int] = 8
@@ -154,6 +164,7 @@ __all__ = [
     "Fraction",
     "H",
     "Hyper",
+    "NetworkHyper",
     "OffPolicyHyper",
     "OfflineHyper",
     "OnPolicyHyper",

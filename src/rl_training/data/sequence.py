@@ -9,6 +9,7 @@ the rows (Kapturowski et al. 2019, "stored state"), once a sequence and not once
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from rl_training.data.buffers import ReplayBuffer, _Shell
 from rl_training.data.replay import Batch
-from rl_training.data.storage import Columns, Data, Storage, map_columns, transition_columns
+from rl_training.data.storage import Columns, Data, Storage, column_bytes, map_columns, transition_columns
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -61,9 +62,8 @@ class RecurrentReplay(Storage):
         self.slots_each = rows // period + 2  # sequences of one environment that can have begun and be in the ring
 
     def nbytes(self, seeds: int) -> int:
-        sizes: list[int] = [4 if self.alpha is not None else 0]
-        map_columns(lambda shape, dtype: sizes.append(math.prod(shape) * dtype.itemsize), self.state or {})
-        return super().nbytes(seeds) + sum(sizes) * seeds * self.num_envs * self.slots_each
+        each = column_bytes(self.state or {}) + (4 if self.alpha is not None else 0)
+        return super().nbytes(seeds) + each * seeds * self.num_envs * self.slots_each
 
     def init(self, seeds: int, device: torch.device) -> Data:
         data = super().init(seeds, device)
@@ -118,7 +118,7 @@ class RecurrentReplay(Storage):
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         if self.alpha is None:
-            env, number = self._uniform(data, key, batch_size)
+            env, number = draw_sequences(self.span, data["count"], key, batch_size, self.recent)
             batch = self.sequences(data, env, number)
             batch["weights"] = torch.ones_like(batch["rewards"][:, 0])
             return batch
@@ -133,15 +133,6 @@ class RecurrentReplay(Storage):
         weights = torch.pow((mass > 0).sum() * (mass[slots] / ends[-1]).clamp(min=1e-12), -beta)
         batch["weights"] = weights / weights.max()
         return batch
-
-    def _uniform(self, data: Data, key: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-        u = rng.bits(key, (2, batch_size)) >> 32 & 0xFFFFFFFF  # 32 bits each for the environment and the time
-        env = (u[0] * self.num_envs) >> 32
-        first, last = self.span(data["count"][env])
-        if rows := round(self.recent * batch_size):
-            newest = torch.maximum(first, last - (last - first) // 10)
-            first = torch.where(torch.arange(batch_size, device=first.device) < rows, newest, first)
-        return env, first + ((u[1] * (last - first + 1)) >> 32)
 
     def _mass(self, data: Data) -> tuple[Tensor, Tensor]:
         """(priorities, 0 for sequences that are gone or not complete; the number of the sequence in each slot)."""
@@ -188,6 +179,20 @@ class RecurrentReplay(Storage):
         value = torch.pow(priority.abs() + self.eps, self.alpha)
         data["priority"].scatter_(-1, rows, value)
         data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
+
+
+def draw_sequences(
+    span: Callable[[Tensor], tuple[Tensor, Tensor]], count: Tensor, key: Tensor, batch_size: int, recent: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(environment, number) of uniform sequences [B]: environments with `count` [N] steps have those of `span`. The
+    first of them, a share `recent`, are drawn from the newest tenth."""
+    u = rng.bits(key, (2, batch_size)) >> 32 & 0xFFFFFFFF  # 32 bits each for the environment and the time
+    env = (u[0] * len(count)) >> 32
+    first, last = span(count[env])
+    if rows := round(recent * batch_size):
+        newest = torch.maximum(first, last - (last - first) // 10)
+        first = torch.where(torch.arange(batch_size, device=first.device) < rows, newest, first)
+    return env, first + ((u[1] * (last - first + 1)) >> 32)
 
 
 def sequence_priority(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rl_training.envs.goal import PointGoal
     from rl_training.envs.making import make_env
     from rl_training.envs.native import NativeVectorEnv
+    from rl_training.envs.pixels import TinyPixels
     from rl_training.envs.probes import register_probes
     from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec
     from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
@@ -23,6 +24,7 @@ _MODULES = {
     "goal": ("PointGoal",),
     "making": ("make_env",),
     "native": ("NativeVectorEnv",),
+    "pixels": ("TinyPixels",),
     "probes": ("register_probes",),
     "spaces": ("ActionDecoder", "Obs", "ObsEncoder", "make_spec"),
     "spec": ("ActionSpec", "ArraySpec", "EnvSpec"),
@@ -54,6 +56,7 @@ __all__ = [
     "PointGoal",
     "Step",
     "SyncVectorEnv",
+    "TinyPixels",
     "VectorEnv",
     "episode_seed",
     "make_env",

@@ -12,14 +12,17 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from rl_training.envs.atari import register_atari
+from rl_training.envs.dm_control import register_dm_control
 from rl_training.envs.goal import register_goals
 from rl_training.envs.memory import register_memory_tasks
+from rl_training.envs.pixels import register_pixels
 from rl_training.envs.probes import register_probes
 from rl_training.errors import UserError, did_you_mean
 
 register_probes()
 register_memory_tasks()
 register_goals()
+register_pixels()
 
 EnvMaker = Callable[..., "gym.Env[Any, Any]"]
 EnvSource = str | GymSpec | EnvMaker
@@ -32,6 +35,7 @@ def find_spec(env_id: str) -> GymSpec:
     """
     module, _, name = env_id.rpartition(":")
     register_atari(env_id)
+    register_dm_control(env_id)
     if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
         try:
             importlib.import_module("ale_py")  # registers its environments on import

@@ -99,9 +99,13 @@ def write_durable(path: Path, blocks: Iterable[bytes | memoryview], point: str =
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
     temporary = temporary_sibling(path)
     try:
-        write_durable(temporary, [text.encode()])
+        write_durable(temporary, [data])
         failpoint("file.rename.before")
         os.replace(temporary, path)
         failpoint("file.rename.after")

@@ -105,6 +105,11 @@ class _Actor:
         self.fresh = self.carry
         self.steps = 0
 
+    def paid(self, rewards: Array) -> None:
+        """The rewards of the last actions, for agents that want to know."""
+        if self.agent is not None and self.agent.algorithm.sees_rewards:
+            self.carry = self.agent.algorithm.observe(self.carry, torch.tensor(rewards))
+
     def uniform(self) -> Array:
         action, m = self.envs.spec.action, self.envs.num_envs
         if action.kind == "box":
@@ -155,6 +160,7 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
             "next_obs": tree_map(np.copy, step.final_obs), "terminated": step.terminated.copy(),
             "truncated": step.truncated.copy(),
         })  # fmt: skip
+        actor.paid(step.rewards)
         ended = step.terminated | step.truncated
         obs = tree_map(np.copy, step.obs)
     stacked = tree_map(lambda *xs: np.stack(xs, 1).reshape(m * steps, *np.shape(xs[0])[1:]), rows[0], *rows[1:])
@@ -172,8 +178,8 @@ def _replay(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
     path = resolve(_trained(recipe.train) if recipe.train is not None else str(recipe.path))
     checkpoint = load_checkpoint(path)
     tensors = checkpoint.tensors.get("replay", {})
-    if "rows.obs" not in tensors and not any(name.startswith("rows.obs.") for name in tensors):
-        raise UserError(f"{path} has no replay buffer: only a full checkpoint of an off-policy run has one")
+    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
+        raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
     config = TrainConfig(**checkpoint.meta["config"])
     agent = Agent.from_checkpoint(checkpoint, device="cpu")
     spec = agent.algorithm.spec

@@ -263,6 +263,22 @@ class SquashedGaussian(DiagGaussian):
         return super().mode(out, mask).tanh()
 
 
+@dataclass(frozen=True)
+class BoundedGaussian(DiagGaussian):
+    """Normals whose mean tanh(x) and deviation keep to bounds; the same outputs (DreamerV3, Hafner 2023).
+
+    Samples may leave [-1, 1]: what acts on them clips. Entropy and log-probability are those of the normals.
+    """
+
+    std_min: float = 0.1
+    std_max: float = 1.0
+
+    def split(self, out: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        mean, raw = super().split(out, mask)
+        std = self.std_min + (self.std_max - self.std_min) * torch.sigmoid(raw + 2.0)  # starts near the largest
+        return mean.tanh(), std.log()
+
+
 def _log_tanh_slope(x: Tensor) -> Tensor:
     """log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), finite for every x."""
     return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))

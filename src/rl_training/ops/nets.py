@@ -32,6 +32,11 @@ class Net:
             self._slots.append((self.module.get_submodule(owner)._parameters, leaf))
         self.size = sum(self._sizes)
 
+    @property
+    def sizes(self) -> list[int]:
+        """How the flat vector is cut: one part a parameter, with the zeros that follow it."""
+        return [size + pad for size, pad in zip(self._sizes[::2], self._sizes[1::2])]
+
     def flatten(self, module: nn.Module) -> Tensor:
         """The flat vector of a module with this architecture."""
         parts: list[Tensor] = []

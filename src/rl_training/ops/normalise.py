@@ -1,4 +1,5 @@
-"""Running mean and variance as a tree of tensors: part of the policy's state, updated by pure functions."""
+"""Running statistics as a tree of tensors: part of the policy's state, updated by pure functions. Mean and variance of
+observations; percentiles of returns."""
 
 from __future__ import annotations
 
@@ -18,11 +19,46 @@ def update_moments(moments: Moments, x: Tensor, weights: Tensor) -> Moments:
     n = weights.sum()
     mean = (w * x).sum(0) / n.clamp(min=1e-8)
     var = (w * (x - mean) ** 2).sum(0) / n.clamp(min=1e-8)
-    total = moments["count"] + n
-    delta = mean - moments["mean"]
-    spread = moments["var"] * moments["count"] + var * n + delta**2 * moments["count"] * n / total
-    return {"mean": moments["mean"] + delta * n / total, "var": spread / total, "count": total}
+    return merge_moments(moments, {"mean": mean, "var": var, "count": n})
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """The moments of both sets together; two empty ones stay empty."""
+    count, n, delta = a["count"], b["count"], b["mean"] - a["mean"]
+    total = (count + n).clamp(min=1e-8)
+    spread = a["var"] * count + b["var"] * n + delta**2 * count * n / total
+    return {"mean": a["mean"] + delta * n / total, "var": spread / total, "count": count + n}
 
 
 def normalise(moments: Moments, x: Tensor, clip: float = 10.0) -> Tensor:
     return torch.clamp((x - moments["mean"]) * torch.rsqrt(moments["var"] + 1e-8), -clip, clip)
+
+
+def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
+    """The q-quantile of the entries of x where `mask` is true, interpolated as by NumPy; 0 where there is none."""
+    ordered = torch.where(mask, x, torch.inf).flatten().sort().values
+    last = (mask.sum() - 1).clamp(min=0)
+    place = q * last.to(x.dtype)
+    low = place.floor()
+    ends = ordered.gather(0, torch.stack([low.long(), torch.minimum(low.long() + 1, last)]))
+    ends = torch.where(mask.any(), ends, 0.0)
+    return torch.lerp(ends[0], ends[1], place - low)
+
+
+def init_percentiles() -> Moments:
+    return {"low": torch.zeros(()), "high": torch.zeros(())}
+
+
+def update_percentiles(
+    moving: Moments, x: Tensor, mask: Tensor, rate: float = 0.01, low: float = 0.05, high: float = 0.95
+) -> Moments:
+    """Moving averages of two percentiles of x where `mask` is true (DreamerV3, Hafner 2023, Eq. 7)."""
+    return {
+        "low": torch.lerp(moving["low"], masked_quantile(x, mask, low), rate),
+        "high": torch.lerp(moving["high"], masked_quantile(x, mask, high), rate),
+    }
+
+
+def percentile_scale(moving: Moments, least: float = 1.0) -> Tensor:
+    """What advantages are divided by: the range between the percentiles, but never less than `least`."""
+    return (moving["high"] - moving["low"]).clamp(min=least)

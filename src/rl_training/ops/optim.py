@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +19,27 @@ def clip_by_norm(grads: Tensor, max_norm: float | None) -> Tensor:
     return grads * torch.clamp(max_norm / (torch.linalg.vector_norm(grads) + 1e-6), max=1.0)
 
 
+def clip_adaptively(
+    grads: Tensor, params: Tensor, sizes: Sequence[int], clip: float, least: float = 1e-3
+) -> Tensor:  # fmt: skip
+    """Adaptive gradient clipping (Brock 2021, Eq. 3), by tensor: each part of the flat gradient (`sizes`, as
+    `Net.sizes` has them) is scaled down to `clip` times the norm of its parameters, which counts as `least` or more.
+    0 switches it off."""
+    if not clip:
+        return grads
+    parts = zip(torch.split(grads, list(sizes), -1), torch.split(params, list(sizes), -1))
+    return torch.cat([
+        grad * torch.clamp(clip * weight.norm().clamp(min=least) / grad.norm().clamp(min=1e-30), max=1.0)
+        for grad, weight in parts
+    ])  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam, AdamW (decoupled decay), RMSprop or plain SGD; a choice made by data so that it can stand in a config."""
+    """Adam, AdamW (decoupled decay), LaProp, RMSprop or plain SGD; a choice made by data so that it can stand in a
+    config."""
 
-    kind: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    kind: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = "adam"
     eps: float = 1e-8
     beta1: float = 0.9
     beta2: float = 0.999  # rmsprop: its smoothing constant (alpha)
@@ -58,6 +75,11 @@ class Optimizer:
         v = torch.addcmul(state["v"] * self.beta2, grads, grads, value=1.0 - self.beta2)
         if self.kind == "rmsprop":
             return params - learning_rate * grads / (v.sqrt() + self.eps), {"count": count, "v": v}
+        if self.kind == "laprop":  # Ziyin 2020, Algorithm 1: momentum of the normalised gradients
+            grads = grads / (v.sqrt() * state["correct2"] + self.eps)
+            m = torch.lerp(state["m"], grads, 1.0 - self.beta1)
+            step = (learning_rate / state["correct1"]) * m
+            return params - step, {"count": count, "m": m, "v": v, **self._corrections(count + 1.0)}
         m = torch.lerp(state["m"], grads, 1.0 - self.beta1)
         # Adam (Kingma & Ba 2015), Algorithm 1, with the two bias corrections as scalars.
         step = (learning_rate / state["correct1"]) * m / (v.sqrt() * state["correct2"] + self.eps)

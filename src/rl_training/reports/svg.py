@@ -124,6 +124,33 @@ class Plot:
         )
 
 
+def figure(title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str], columns: int = 3) -> str:
+    """A file of its own: named panels below a legend, in the colours of the reader's page."""
+    columns, gap = max(1, min(columns, len(panels))), 26
+    wide = max([146, *(46 + 7 * len(name) for name in legend if len(name) > 14)])
+    per_row = max(1, columns * WIDTH // wide)
+    top = 40 + 18 * -(-len(legend) // per_row)
+    width, height = columns * WIDTH, top + -(-len(panels) // columns) * (HEIGHT + gap)
+    parts = []
+    for i, name in enumerate(legend):
+        x, y = 20 + i % per_row * wide, 20 + i // per_row * 18
+        stroke = f'<path class="line"{dash(i)} d="M{x} {y - 4}h26"/>'
+        parts.append(f'<g class="s{i % COLOURS}">{stroke}</g>')
+        parts.append(f'<text class="name" x="{x + 32}" y="{y}">{escape(name)}</text>')
+    for i, (name, plot) in enumerate(panels):
+        x, y = i % columns * WIDTH, top + i // columns * (HEIGHT + gap)
+        parts.append(f'<text class="name" x="{x + WIDTH / 2:.0f}" y="{y}" text-anchor="middle">{escape(name)}</text>')
+        parts.append(plot.svg(f'x="{x}" y="{y + 4}" width="{WIDTH}" height="{HEIGHT}"'))
+    light = ":root{--grid:#e7eaee;--axis:#9aa4af;--dim:#59636e;--text:#1b1f24;--page:#fff}"
+    dark = ":root{--grid:#262d36;--axis:#5d6875;--dim:#9aa5b1;--text:#e6e9ed;--page:#0f1318}"
+    style = f"{light}{colour_css(LIGHT)}{PLOT_CSS}"
+    style += f"@media (prefers-color-scheme:dark){{{dark}{colour_css(DARK)}}}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f"<title>{escape(title)}</title><style>{style}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
 def strips(
     rows: Sequence[tuple[str, Points, float, Points | None]], order: Sequence[int], x_label: str, title: str
 ) -> str:

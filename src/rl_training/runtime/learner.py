@@ -199,9 +199,11 @@ class Learner:
         """Store the loaded transition and return the next actions [M, ...] as an array."""
         return self._host(self._interact(self.tree, self.inputs))
 
-    @torch.no_grad()
     def act(self) -> np.ndarray:
-        return self._host(self.act_fn(self.tree, self.inputs))
+        """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
+        next one replaces it."""
+        self.inputs["scalars"][..., 4] = 0.0
+        return self.interact()
 
     @torch.no_grad()
     def write(self) -> None:
@@ -222,6 +224,8 @@ class Learner:
         keys, steps = self.tree["keys"], self.tree["steps"]
         actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
         self.tree["actions"].copy_(actions)
+        if self.algorithm.recurrent:
+            copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
         return self._host(self.tree["actions"])
 
     def chosen_actions(self) -> np.ndarray:
@@ -273,10 +277,10 @@ class ReplayLearner(Learner):
         self.batch_size = algorithm.hp.batch_size
         own = algorithm.sources()
         self.sources: dict[str, Source] = {"replay": store, **own}
-        self.sinks: dict[str, Sink] = {k: v for k, v in own.items() if isinstance(v, Sink)}
+        self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
-            self.sources["mixed"] = MixedSource(store, *prior)
+            self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
@@ -304,7 +308,7 @@ class ReplayLearner(Learner):
             name, size = phase.also
             more = self.sources[name].sample(at[name], rng.fold(sample_key, 1), size, train.progress)
             batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
-        if phase.sink is not None:
+        if phase.sink is not None and "frontier" in at[phase.sink]:
             batch["frontier"] = at[phase.sink]["frontier"]
         return batch
 
@@ -357,6 +361,7 @@ class RolloutLearner(Learner):
         self.prior: Source | None = prior[0] if prior is not None else None
         self.tree["prior"] = self.prior.init(len(self.seeds), self.device) if self.prior is not None else {}
         self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
+        self._write = executor.wrap(self.write_fn, self.small_state)
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
         self._steps = {
             phase.name: executor.wrap(self.step_of(phase), lambda: {**self.small_state(), "scratch": self.scratch})
@@ -369,6 +374,9 @@ class RolloutLearner(Learner):
         _, batch = self.prepare_fn(self.tree)
         rows = {name: batch[name] for name in phase.columns if name in batch}
         return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
+
+    def write(self) -> None:
+        self._write(self.tree, self.inputs)
 
     def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
@@ -445,9 +453,9 @@ class RolloutLearner(Learner):
                 self._remember(phase, batch)
             if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                for _ in range(phase.calls(0)):
+                for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
-                    metrics, updates = {**metrics, **latest}, updates + taken
+                    metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
 

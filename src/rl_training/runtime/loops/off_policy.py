@@ -33,15 +33,13 @@ class OffPolicyLoop(PhasedLoop):
 
     @staticmethod
     def planned_updates(hyper: OffPolicyHyper, total: int, num_envs: int) -> int:
-        turns = max(0, total - hyper.learning_starts) // num_envs
-        return turns // hyper.train_freq * hyper.updates_per_block(num_envs)
+        return hyper.planned_updates(max(0, total - hyper.learning_starts) // num_envs, num_envs)
 
     @classmethod
     def check(cls, hyper: OffPolicyHyper, num_envs: int) -> None:
-        if hyper.buffer_size < num_envs * hyper.n_step:
-            raise UserError(
-                f"buffer_size = {hyper.buffer_size} cannot hold {hyper.n_step} steps of {num_envs} environments"
-            )
+        steps = getattr(hyper, "n_step", 1)
+        if hyper.buffer_size < num_envs * steps:
+            raise UserError(f"buffer_size = {hyper.buffer_size} cannot hold {steps} steps of {num_envs} environments")
 
     def _check_her(self, executor: Executor) -> None:
         her = getattr(self.hp, "her", None)
@@ -57,7 +55,7 @@ class OffPolicyLoop(PhasedLoop):
         while self.env_steps < until and not self.should_stop():
             if self.position is None:
                 actions = learner.interact()  # stores the last transition
-                if self.env_steps < self.hp.learning_starts:
+                if self.hp.random_warmup and self.env_steps < self.hp.learning_starts:
                     actions = learner.random_actions()
             else:  # stopped while it learned: this turn's actions are chosen already
                 actions = learner.chosen_actions()

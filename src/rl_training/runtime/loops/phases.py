@@ -27,7 +27,7 @@ class PhasedLoop(Loop):
         while index < len(phases):
             phase = phases[index]
             if turn % phase.every == 0 or (phase.at_start and not self.learned):
-                call = self._run_phase(learner, phase, call, to_the_end)
+                call = self._run_phase(learner, phase, turn, call, to_the_end)
                 if not to_the_end and self.should_stop():
                     self.position = (index, call)
                     return False
@@ -38,10 +38,10 @@ class PhasedLoop(Loop):
         self.position, self.learned = None, True
         return True
 
-    def _run_phase(self, learner: ReplayLearner, phase: Phase, call: int, to_the_end: bool) -> int:
+    def _run_phase(self, learner: ReplayLearner, phase: Phase, turn: int, call: int, to_the_end: bool) -> int:
         """Calls of a phase from number `call` on; returns how many are done, fewer than all when asked to stop."""
         metrics: dict[str, Tensor] = {}
-        calls = phase.calls(self.env_steps)
+        calls = phase.calls(self.env_steps, turn)
         while call < calls:
             metrics = learner.update(1, phase)
             call += 1

@@ -1,0 +1,86 @@
+"""`rl-training dream`"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
+from rl_training.cli.evaluate import load_agent
+from rl_training.cli.output import lines, print_json
+
+if TYPE_CHECKING:
+    from rl_training.experiment.dream import OpenLoop
+
+SHOWN = 3  # episodes that are drawn
+
+
+def dream(
+    checkpoint: o.Checkpoint,
+    video: Annotated[
+        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Where the pictures are written.")
+    ] = "dreams",
+    num_episodes: Annotated[
+        int, typer.Option("--num-episodes", "-n", min=1, max=1_000, help="Episodes that the error is measured on.")
+    ] = 8,
+    context: Annotated[int, typer.Option("--context", min=1, max=10_000, help="Observations that the model sees.")] = 5,
+    horizon: Annotated[
+        int, typer.Option("--horizon", min=1, max=10_000, help="Steps that it then predicts without seeing.")
+    ] = 45,
+    training: Annotated[
+        bool, typer.Option("--training", help="Also draw losses and error over training, from all checkpoints kept.")
+    ] = False,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
+    ] = 0,
+    env: o.Env = None,
+    device: o.Device = None,
+    as_json: o.Json = False,
+) -> None:
+    """Show what a world model believes: its open-loop prediction beside what really happened."""
+    from rl_training.experiment.dream import dreamer_of, open_loop, over_training, play
+    from rl_training.reports.dreams import training_curves, write_dreams
+
+    agent = load_agent(checkpoint, env, device)
+    dreamer_of(agent)
+    folder = Path(video)
+    folder.mkdir(parents=True, exist_ok=True)
+    episodes = play(agent, num_episodes, context + 4 * horizon, seed)
+    loop = open_loop(agent, episodes, context, horizon)
+    written = write_dreams(loop, folder, range(min(SHOWN, num_episodes)))
+    if training:
+        path = folder / "training.svg"
+        training_curves(over_training(agent, episodes, context, horizon), path)
+        written.append(path)
+    if any(array.ndim > 3 for array in loop.true.values()) and importlib.util.find_spec("moviepy") is None:
+        tell("no film was made, only strips: pip install moviepy")
+    result = {
+        "algo": agent.config.algo, "env_id": agent.config.env_id, "checkpoint": str(agent.path), "seed": seed,
+        "context": context, "error": loop.error, "still": loop.still, "reward_error": loop.reward_error,
+        "files": [str(path) for path in written],
+    }  # fmt: skip
+    if as_json:
+        print_json(result)
+        return
+    print(f"{agent.config.algo} on {agent.config.env_id}: error after so many steps without seeing")
+    print(lines([*_table(loop), ("pictures", str(folder)), ("checkpoint", str(agent.path))]))
+
+
+def _table(loop: OpenLoop) -> list[tuple[str, str]]:
+    from rl_training.reports.dreams import unit
+
+    reach = len(loop.reward_error) - 1
+    steps = [step for step in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500) if step < reach] + [reach]
+
+    def row(values: Any) -> str:
+        return "  ".join(f"{values[step]:8.3f}" for step in steps)
+
+    rows = [("steps", "  ".join(f"{step:8d}" for step in steps))]
+    for part, error in loop.error.items():
+        rows += [(f"{part} ({unit(part, loop)})", row(error)), ("  if nothing changed", row(loop.still[part]))]
+    return [*rows, ("reward (mean error)", row(loop.reward_error))]

@@ -1,0 +1,207 @@
+"""Replay of the stream of observations for world models: rows are observations, not transitions.
+
+A world model predicts the reward and the end that arrive with an observation, and must see the one at which an episode
+ends. So there is a row for each observation that was acted on, and one more for the true final observation of every
+episode; none is held twice, and images stay bytes. Sequences begin every `period` rows and run over the end of
+episodes: `is_first` says where the next one begins. The agent's memory is kept for each row at which a sequence
+begins; updates that read over such a row renew it (Hafner et al. 2023, section "Replay").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.data.buffers import ReplayBuffer, _Shell
+from rl_training.data.replay import Batch
+from rl_training.data.sequence import RecurrentReplay, draw_sequences
+from rl_training.data.storage import Columns, Data, action_column, observation_columns, transition_columns
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import UserError
+from rl_training.ops.tree import tree_items, tree_map
+
+
+class DreamReplay(RecurrentReplay):
+    """Reads batches of B sequences of L observations.
+
+    Of every step, [B, L, ...]:
+      obs          the observation
+      actions      taken after it (0 where is_last)
+      rewards      arrived with it (0 where is_first)
+      is_first     an episode begins with it
+      is_last      an episode ends with it ...
+      is_terminal  ... because the environment terminated it
+      mask         it can be learned from: it has been collected, and the memory before it is known
+    Of every sequence, [B, ...]: state (the memory before its first observation), weights, indices.
+
+    With `online`, batches are made of sequences that were in none yet, oldest first, as long as there are any: every
+    observation is learned from soon, and once. What is left of a batch is drawn uniformly, and a share `recent` of it
+    from the newest tenth.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, num_envs: int, *, length: int, period: int = 1, state: Columns,
+        recent: float = 0.0, online: bool = True,
+    ) -> None:  # fmt: skip
+        flag = ((), torch.bool)
+        columns = {
+            "obs": observation_columns(spec), "actions": action_column(spec), "rewards": ((), torch.float32),
+            "is_first": flag, "is_last": flag, "is_terminal": flag,
+        }  # fmt: skip
+        super().__init__(columns, capacity, num_envs, length=length, period=period, state=state, recent=recent)
+        self.spec, self.online = spec, online
+        self.hop = math.ceil(length / period)  # numbers from a sequence to the next one that does not overlap it
+
+    @property
+    def row_columns(self) -> Columns:
+        return {**transition_columns(self.spec), "state": self.state}
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        data = super().init(seeds, device)
+        data["arrived"] = torch.zeros((seeds, self.num_envs), device=device)  # reward that comes with the next row
+        if self.online:
+            data["next"] = torch.zeros((seeds, self.num_envs), dtype=torch.int64, device=device)  # in no batch yet
+        return data
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        """Store the observation that was acted on, and the one after it where the episode ended."""
+        terminated, yes = row["terminated"].to(torch.bool), torch.ones_like(advance)
+        ended = terminated | row["truncated"].to(torch.bool)
+        newest = self.slots(data["count"] - 1)
+        over = data["is_last"].gather(-1, newest) | (ended & ~advance)  # an end without a transition: it was lost
+        data["is_last"].scatter_(-1, newest, over)
+        first = over | (data["count"] == 0)
+        acted_on = {
+            "obs": row["obs"], "actions": row["actions"], "rewards": torch.where(first, 0.0, data["arrived"]),
+            "is_first": first, "is_last": ~yes, "is_terminal": ~yes, "state": row["state"],
+        }  # fmt: skip
+        slots = super().write(data, acted_on, advance)
+        final = {
+            "obs": row["next_obs"], "actions": torch.zeros_like(row["actions"]), "rewards": row["rewards"],
+            "is_first": ~yes, "is_last": yes, "is_terminal": terminated, "state": row["state"],
+        }  # fmt: skip
+        super().write(data, final, advance & ended)
+        data["arrived"].copy_(torch.where(advance, row["rewards"], data["arrived"]))
+        return slots
+
+    def cut(self, data: Data) -> None:
+        """The running episodes go on no further than the last observation stored."""
+        newest = self.slots(data["count"] - 1)
+        data["is_last"].scatter_(-1, newest, torch.ones_like(newest, dtype=torch.bool))
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        env, number = draw_sequences(self.span, data["count"], key, batch_size, self.recent)
+        if self.online:  # from the end of the batch, so that those drawn from the newest stay longest
+            queued_env, queued, waiting = (x.flip(-1) for x in self._queue(data, batch_size))
+            env, number = torch.where(waiting, queued_env, env), torch.where(waiting, queued, number)
+        return self.sequences(data, env, number)
+
+    def _queue(self, data: Data, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(environment, number, is there one) of the sequences whose turn it is, oldest first: [..., B] each."""
+        count = data["count"].unsqueeze(-1)
+        most = min(batch_size, self.rows // self.length + 1)
+        number = self._next(data).unsqueeze(-1) + self.hop * torch.arange(most, device=count.device)  # [..., N, K]
+        age = count - number * self.period
+        age = torch.where(age >= self.length, age, 0).flatten(-2)
+        order = torch.argsort(age, dim=-1, descending=True, stable=True)[..., :batch_size]
+        found = (order // most, number.flatten(-2).gather(-1, order), age.gather(-1, order) > 0)
+        room = (0, batch_size - order.shape[-1])
+        env, number, waiting = (torch.nn.functional.pad(x, room) for x in found)
+        return env, number, waiting
+
+    def _next(self, data: Data) -> Tensor:
+        """Of each environment, the first sequence that was in no batch and is still held: [..., N]."""
+        return torch.maximum(data["next"], self.span(data["count"])[0])
+
+    def sequences(self, data: Data, env: Tensor, number: Tensor) -> Batch:
+        """The given sequences [B] of one seed's data."""
+        time = (number * self.period).unsqueeze(-1) + torch.arange(self.length, device=env.device)  # [B, L]
+        rows = (env * self.stride).unsqueeze(-1) + time % self.stride
+        batch = self.read(data, rows, tuple(self.columns))
+        # Nobody acted on the last observation of an episode, so nobody kept the memory before it.
+        unknown = batch["is_last"] & (time == time[:, :1])
+        batch["mask"] = (time < data["count"][env].unsqueeze(-1)) & ~unknown
+        batch["weights"] = torch.ones_like(batch["rewards"][:, 0])
+        batch["indices"] = env * self.slots_each + number % self.slots_each
+        batch["state"] = tree_map(lambda column: column[batch["indices"]], data["state"])
+        return batch
+
+    # --- after an update ---------------------------------------------------------------------------------------------
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        """What waited and was in the last batch leaves the queue."""
+        if self.online:
+            env, _, waiting = self._queue(data, rows.shape[-1])
+            data["next"].copy_(self._next(data).scatter_add(-1, env, self.hop * waiting.to(torch.int64)))
+
+    @property
+    def renewed(self) -> int:
+        """Rows within a sequence at which others begin."""
+        return (self.length - 1) // self.period
+
+    def append(self, data: Data, rows: Batch) -> None:
+        """Renew the memory before the rows period, 2 period, ... of the sequences `indices` [S, B]: `state`
+        [S, B, K, ...], in place.
+
+        Where several sequences of a batch hold the same row the last of them counts; all write its value, so that the
+        order of writing does not matter. A row that is still to be collected brings its own memory.
+        """
+        indices, device = rows["indices"], rows["indices"].device
+        (seeds, batch), each, ahead = indices.shape, self.slots_each, self.renewed
+        if not ahead:
+            return
+        env, slot = indices // each, indices % each  # [S, B]
+        places = (slot.unsqueeze(-1) + torch.arange(1, ahead + 1, device=device)) % each  # [S, B, K]
+        where = (
+            places.unsqueeze(-1) - slot[:, None, None] - 1
+        ) % each  # the same place in every sequence: [S, B, K, B]
+        holds = (where < ahead) & (env.unsqueeze(-1) == env.unsqueeze(-2)).unsqueeze(-2)
+        last = torch.where(holds, torch.arange(batch, device=device), 0).amax(-1)
+        source = last * ahead + where.gather(-1, last.unsqueeze(-1)).squeeze(-1)
+        seed = torch.arange(seeds, device=device).view(-1, 1, 1)
+        source = (source + seed * batch * ahead).flatten()
+        target = (places + (env.unsqueeze(-1) + seed * self.num_envs) * each).flatten()
+        for (_, column), (_, value) in zip(tree_items(data["state"]), tree_items(rows["state"]), strict=True):
+            renewed = value.flatten(0, 2)[source].to(column.dtype)
+            column.view(-1, *column.shape[2:]).index_copy_(0, target, renewed)
+
+
+class DreamReplayBuffer(ReplayBuffer):
+    """Sequences of `length` observations that begin every `period`, for use outside a run.
+
+    `state`: shape and type, by name, of the agent's memory. `add` takes the one before the observation as `state=`;
+    batches carry the one before their first observation, and `renew` replaces those before the others.
+    """
+
+    replay: DreamReplay  # type: ignore[assignment]
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, *, length: int, period: int = 1, state: Columns, num_envs: int = 1,
+        recent: float = 0.0, online: bool = True, device: str | torch.device = "cpu", seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.replay = DreamReplay(
+            spec, capacity, num_envs, length=length, period=period, state=state, recent=recent, online=online
+        )
+        _Shell.__init__(self, self.replay, spec, device, seed)
+
+    @torch.no_grad()
+    def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
+        held = int(self.data["count"].min())
+        if held < self.replay.length:
+            raise UserError(f"a sequence has {self.replay.length} steps; only {held} have been added")
+        batch = super().sample(batch_size, progress=progress)
+        self.replay.feedback(self.data, batch["indices"][None], None)
+        return batch
+
+    @torch.no_grad()
+    def renew(self, indices: Tensor, state: Any) -> None:
+        """The memory before the rows period, 2 period, ... of the sequences of a batch: [B, K, ...]."""
+        rows = {"indices": indices, "state": state}
+        self.replay.append(self.data, tree_map(lambda x: torch.as_tensor(x, device=self.device)[None], rows))

@@ -1,0 +1,114 @@
+"""The DeepMind Control Suite (Tassa et al. 2018) through shimmy: `DMControl/walker-walk-v0` and so on.
+
+Beside what shimmy's own ids (`dm_control/walker-walk-v0`) give: the observation as one vector or as an image, and
+repeated actions, which is how agents are compared on the suite. Every episode ends after 1000 steps of the suite, and
+as rewards are in [0, 1] the best return is below 1000.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.metadata import version
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.spaces import Array
+from rl_training.errors import UserError, did_you_mean
+
+DM_CONTROL_ID = re.compile(r"DMControl/([a-z0-9_]+)-([a-z0-9_]+)-v0")
+EXTRA = "pip install rl-training[dm_control]"
+
+
+def _suite() -> Any:
+    try:
+        importlib.import_module("shimmy")
+        return importlib.import_module("dm_control.suite")
+    except ImportError as error:
+        raise UserError(f"environments of dm_control need the dm_control extra ({error}): {EXTRA}") from None
+
+
+class DMControl(gym.Env[Any, Any]):
+    """One task of the suite. The observation is the vector of all that the task shows; with `pixels` an image
+    [size, size, 3] of `camera` instead. Each action is repeated `action_repeat` times, and the rewards are summed."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 40}
+
+    def __init__(
+        self, domain: str, task: str, *, pixels: bool = False, size: int = 64, camera: int = 0,
+        action_repeat: int = 1, render_mode: str | None = None,
+    ) -> None:  # fmt: skip
+        suite = _suite()
+        shimmy = importlib.import_module("shimmy.dm_control_compatibility")
+        try:
+            loaded = suite.load(domain, task)
+        except AttributeError as error:  # fields of its structures that a newer MuJoCo has not
+            raise UserError(
+                f"dm_control {version('dm_control')} does not work with mujoco {version('mujoco')} ({error}): {EXTRA}"
+            ) from None
+        self._env = shimmy.DmControlCompatibilityV0(loaded)
+        self._physics, self._repeat, self._camera = loaded.physics, action_repeat, camera
+        self._size = size if pixels else None
+        self.render_mode = render_mode
+        self.action_space = spaces.Box(-1.0, 1.0, self._env.action_space.shape, np.float32)
+        self._low, self._high = self._env.action_space.low, self._env.action_space.high
+        if pixels:
+            self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
+            self._draw(size)
+        else:
+            length = sum(int(np.prod(space.shape)) for space in self._env.observation_space.values())
+            self.observation_space = spaces.Box(-np.inf, np.inf, (length,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        obs, _ = self._env.reset(seed=seed)
+        return self._obs(obs), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        action = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * (self._high - self._low)
+        total = 0.0
+        for _ in range(self._repeat):
+            obs, reward, terminated, truncated, _ = self._env.step(action)
+            total += float(reward or 0.0)
+            if terminated or truncated:
+                break
+        return self._obs(obs), total, bool(terminated), bool(truncated), {}
+
+    def _obs(self, parts: dict[str, Any]) -> Array:
+        if self._size is not None:
+            return self._draw(self._size)
+        vector: Array = np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
+        return vector
+
+    def _draw(self, size: int) -> Array:
+        try:
+            image: Array = self._physics.render(height=size, width=size, camera_id=self._camera)
+        except Exception as error:  # OpenGL and its three ways of having no display
+            raise UserError(
+                f"dm_control cannot draw images here ({type(error).__name__}: {str(error)[:120]});"
+                " the environment variable MUJOCO_GL chooses how: egl, osmesa or glfw"
+            ) from None
+        return image
+
+    def render(self) -> Array:
+        return self._draw(256)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def register_dm_control(env_id: str) -> None:
+    """Make `DMControl/<domain>-<task>-v0` known to Gymnasium when it is asked for; nothing for other ids."""
+    match = DM_CONTROL_ID.fullmatch(env_id)
+    if env_id.startswith("dm_control/"):
+        _suite()  # shimmy registers these itself
+    if match is None or env_id in gym.registry:
+        return
+    known = [f"{domain}-{task}" for domain, task in _suite().ALL_TASKS]
+    name = f"{match[1]}-{match[2]}"
+    if name not in known:
+        raise UserError(f"dm_control has no task '{name}'.{did_you_mean(name, known)}")
+    gym.register(env_id, entry_point=f"{__name__}:DMControl", kwargs={"domain": match[1], "task": match[2]})

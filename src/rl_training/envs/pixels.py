@@ -1,0 +1,80 @@
+"""A task to be learned from images, small enough for a processor and with a known best return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.spaces import Array
+
+GRID, CELL = 8, 2  # cells of a side, and pixels of a cell
+FALL = GRID - 1  # steps that a ball falls: as many as the paddle needs from wall to wall
+
+
+class TinyPixels(gym.Env[Any, Any]):
+    """Catch balls that are seen only in the upper half of their fall.
+
+    The observation is an image of 16 x 16 pixels: the ball in red, the paddle in green. Balls fall one cell a step, one
+    after the other; the actions move the paddle by one cell (left, not at all, right). A ball that is caught is worth
+    1. Every ball can be caught, so the best return is the number of balls. A policy that only looks catches five
+    in six; one that remembers, all; random actions, one in eight.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(self, balls: int = 3, visible: int = GRID // 2, render_mode: str | None = None) -> None:
+        self.optimal_return = float(balls)
+        self.render_mode = render_mode
+        self._balls, self._visible = balls, visible
+        self.observation_space = spaces.Box(0, 255, (3, GRID * CELL, GRID * CELL), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self._paddle = self._ball = self._row = self._left = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._paddle = int(self.np_random.integers(GRID))
+        self._left = self._balls
+        self._drop()
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self._paddle = min(max(self._paddle + int(action) - 1, 0), GRID - 1)
+        self._row += 1
+        reward = 0.0
+        if self._row == FALL:
+            reward = float(self._paddle == self._ball)
+            self._left -= 1
+            if self._left:
+                self._drop()
+        return self._image(), reward, self._left == 0, False, {}
+
+    def _drop(self) -> None:
+        self._ball, self._row = int(self.np_random.integers(GRID)), 0
+
+    def _image(self) -> Array:
+        cells = np.zeros((3, GRID, GRID), np.uint8)
+        if self._row < self._visible:
+            cells[0, self._row, self._ball] = 255
+        cells[1, GRID - 1, self._paddle] = 255
+        image: Array = cells.repeat(CELL, 1).repeat(CELL, 2)
+        return image
+
+    def render(self) -> Array:
+        image: Array = self._image().transpose(1, 2, 0).repeat(16, 0).repeat(16, 1)
+        return image
+
+    def get_state(self) -> dict[str, int]:
+        return {"paddle": self._paddle, "ball": self._ball, "row": self._row, "left": self._left}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self._paddle, self._ball, self._row, self._left = (state[k] for k in ("paddle", "ball", "row", "left"))
+
+
+def register_pixels() -> None:
+    """Make it known to Gymnasium; calling it again does nothing."""
+    env_id = "rl_training/TinyPixels-v0"
+    if env_id not in gym.registry:
+        gym.register(env_id, entry_point=f"{__name__}:TinyPixels")

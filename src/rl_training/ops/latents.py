@@ -1,0 +1,54 @@
+"""Discrete latents of world models (DreamerV2 and V3): vectors of S categorical choices among C, `[..., S, C]`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_training.ops import rng
+
+
+def unimix(logits: Tensor, share: float) -> Tensor:
+    """Log-probabilities `[..., C]` of a mixture: `share` uniform, the rest softmax(logits). Keeps KL finite."""
+    if not share:
+        return logits.log_softmax(-1)
+    return torch.log((1.0 - share) * logits.softmax(-1) + share / logits.shape[-1])
+
+
+def sample_codes(log_probs: Tensor, u: Tensor) -> Tensor:
+    """One choice int64 `[...]` for each distribution `[..., C]`, from uniform numbers `[...]`: by inverting the
+    distribution function, which takes one random number a choice where adding Gumbel noise takes C."""
+    ends = log_probs.detach().exp().cumsum(-1)[..., :-1]  # the last class takes what is left, rounding too
+    return (u.unsqueeze(-1) >= ends).sum(-1)
+
+
+def one_hot(codes: Tensor, classes: int) -> Tensor:
+    """float32 `[..., C]`; a code below 0 gives zeros."""
+    return (codes.unsqueeze(-1) == torch.arange(classes, device=codes.device)).to(torch.float32)
+
+
+def straight_through(log_probs: Tensor, codes: Tensor) -> Tensor:
+    """One-hot choices `[..., C]` whose gradient is that of the probabilities (Bengio 2013; DreamerV2, Algorithm 1)."""
+    probs = log_probs.exp()
+    return one_hot(codes, log_probs.shape[-1]) + (probs - probs.detach())
+
+
+def draw(log_probs: Tensor, key: Tensor) -> Tensor:
+    """Codes `[...]` of distributions `[..., C]`."""
+    return sample_codes(log_probs, rng.uniform(key, tuple(log_probs.shape[:-1])))
+
+
+def kl(left: Tensor, right: Tensor) -> Tensor:
+    """KL(left || right) of S independent choices given as log-probabilities, `[..., S, C]` -> `[...]`."""
+    return (left.exp() * (left - right)).sum((-2, -1))
+
+
+def balanced_kl(posterior: Tensor, prior: Tensor, free_nats: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(dynamics loss, representation loss), `[...]` each (DreamerV3, Hafner 2023, Eq. 3 and 4).
+
+    The same number twice: the first trains the prior to predict the posterior, the second the posterior to be
+    predictable. Below `free_nats` neither has a gradient.
+    """
+    dynamics = kl(posterior.detach(), prior).clamp(min=free_nats)
+    representation = kl(posterior, prior.detach()).clamp(min=free_nats)
+    return dynamics, representation

@@ -1,0 +1,95 @@
+"""The Control Suite as an extra: what it gives, and what is said where it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_training.envs.making import make_env
+from rl_training.errors import UserError
+
+ENV = "DMControl/cartpole-swingup-v0"
+
+
+@pytest.fixture(scope="module")
+def suite() -> Any:
+    pytest.importorskip("shimmy")
+    return pytest.importorskip("dm_control.suite")
+
+
+@pytest.mark.parametrize("env_id", [ENV, "dm_control/cartpole-swingup-v0"])
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
+    import gymnasium
+
+    monkeypatch.setitem(sys.modules, "shimmy", None)
+    monkeypatch.delitem(gymnasium.registry, env_id, raising=False)
+    with pytest.raises(UserError, match=r"pip install rl-training\[dm_control\]"):
+        make_env(env_id)
+
+
+def test_mujoco_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dm_control asks for any MuJoCo from some version on; a later one has lost a field."""
+    from rl_training.envs import dm_control
+
+    class Suite:
+        ALL_TASKS = (("cartpole", "swingup"),)
+
+        @staticmethod
+        def load(domain: str, task: str) -> Any:
+            raise AttributeError("'MjModel' object has no attribute 'flex_vertedge'")
+
+    monkeypatch.setattr(dm_control, "_suite", lambda: Suite)
+    monkeypatch.setattr(dm_control, "version", lambda name: {"mujoco": "9.0", "dm_control": "1.0"}[name])
+    monkeypatch.setitem(sys.modules, "shimmy.dm_control_compatibility", importlib.import_module("math"))
+    with pytest.raises(UserError, match=r"dm_control 1.0 does not work with mujoco 9.0 .*rl-training\[dm_control\]"):
+        make_env(ENV)
+
+
+def test_unknown_task(suite: Any) -> None:
+    with pytest.raises(UserError, match=r"no task 'walker-wlk'. Did you mean 'walker-walk'"):
+        make_env("DMControl/walker-wlk-v0")
+
+
+def test_episode_and_repeated_actions(suite: Any) -> None:
+    plain, twice = make_env(ENV), make_env(ENV, {"action_repeat": 2})
+    obs, _ = plain.reset(seed=3)
+    again, _ = twice.reset(seed=3)
+    np.testing.assert_array_equal(obs, again)
+    assert obs.shape == (5,)
+    assert obs.dtype == np.float32
+    ended, steps = False, 0
+    while not ended:
+        action = np.array([np.sin(0.1 * steps)], np.float32)
+        rewards = []
+        for _ in range(2):
+            obs, reward, terminated, truncated, _ = plain.step(action)
+            rewards.append(reward)
+        other, total, *ends, _ = twice.step(action)
+        np.testing.assert_array_equal(obs, other)
+        assert total == pytest.approx(sum(rewards))
+        assert ends == [terminated, truncated]
+        ended, steps = terminated or truncated, steps + 1
+    assert steps == 500
+    assert truncated
+    assert not terminated
+    plain.close()
+    twice.close()
+
+
+def test_images(suite: Any) -> None:
+    try:
+        env = make_env("DMControl/walker-walk-v0", {"pixels": True, "size": 16})
+    except UserError as error:
+        if "MUJOCO_GL" not in str(error):
+            raise
+        pytest.skip(str(error))
+    obs, _ = env.reset(seed=0)
+    after, *_ = env.step(np.ones(6, np.float32))
+    assert obs.shape == after.shape == (16, 16, 3)
+    assert obs.dtype == np.uint8
+    assert (obs != after).any()
+    env.close()

@@ -1,0 +1,78 @@
+"""The small image task: its best return is what is claimed, and only memory reaches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from rl_training.envs import TinyPixels, make_env, make_vector_env
+
+ENV = "rl_training/TinyPixels-v0"
+
+
+def columns(image: Any) -> tuple[int | None, int]:
+    """(ball, or None where it is hidden; paddle), from the pixels alone."""
+    ball, paddle = image[0].max(0)[::2], image[1].max(0)[::2]
+    return (int(ball.argmax()) if ball.any() else None), int(paddle.argmax())
+
+
+def play(env: gym.Env[Any, Any], policy: str, episodes: int) -> float:
+    random, total = np.random.default_rng(0), 0.0
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=episode)
+        target, ended = 0, False
+        while not ended:
+            ball, paddle = columns(obs)
+            if policy == "random":
+                action = int(random.integers(3))
+            else:
+                if ball is not None:
+                    target = ball
+                elif policy == "looks":
+                    target = paddle
+                action = 1 + int(np.sign(target - paddle))
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            ended = terminated or truncated
+    return total / episodes
+
+
+@pytest.mark.parametrize("balls", [1, 3])
+def test_best_return(balls: int) -> None:
+    env = make_env(ENV, {"balls": balls})
+    best = env.unwrapped.optimal_return  # type: ignore[attr-defined]
+    assert best == balls
+    assert play(env, "remembers", 60) == best
+    assert play(env, "random", 200) < 0.25 * best
+    assert 0.5 * best < play(env, "looks", 200) < 0.9 * best
+
+
+def test_follows_gymnasium() -> None:
+    env = make_env(ENV, {"render_mode": "rgb_array"})
+    check_env(env.unwrapped, skip_render_check=True)
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (3, 16, 16)
+    assert obs.dtype == np.uint8
+    assert env.render().shape == (256, 256, 3)  # type: ignore[union-attr]
+    assert isinstance(env.unwrapped, TinyPixels)
+
+
+def test_state_in_the_middle_of_an_episode() -> None:
+    actions = np.random.default_rng(0).integers(0, 3, (60, 2))
+
+    def make() -> Any:
+        return make_vector_env(ENV, seeds=[5], num_envs=2)
+
+    envs, other = make(), make()
+    envs.reset()
+    for action in actions[:17]:
+        envs.step(action)
+    assert other.set_state(envs.get_state()) == "exact"
+    for action in actions[17:]:
+        a, b = envs.step(action), other.step(action)
+        for x, y in zip(a[:5], b[:5]):
+            np.testing.assert_array_equal(x, y)
