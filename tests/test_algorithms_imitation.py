@@ -377,15 +377,15 @@ def test_dagger_executes_a_mixture_and_stores_the_advice(kind: str) -> None:
 
 
 def test_dagger_learns_from_its_expert_and_needs_a_fitting_one(tmp_path: Path) -> None:
-    changes = {"total_timesteps": 200, "algo_kwargs": {"learning_rate": 1e-2, "batch_size": 64, "buffer_size": 300}}
-    result = Trainer(config_for("dagger", tmp_path, **changes), progress=False).run()
-    agent = Agent.load(result.checkpoint_path, device="cpu")
-    recipe = agent.algorithm.hp.expert
-    run = Trainer(config_for("dagger", tmp_path, **changes), progress=False)
-    expert: Any = run.algorithm.expert
-    run.envs.close()
-    obs = 0.1 * torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    kwargs = {"learning_rate": 3e-3, "batch_size": 64, "buffer_size": 300, "gradient_steps": 2, "hidden_sizes": [64]}
+    run = Trainer(config_for("dagger", tmp_path, total_timesteps=200, algo_kwargs=kwargs), progress=False)
+    agent = Agent.load(run.run().checkpoint_path, device="cpu")
+    recipe, expert, data = agent.algorithm.hp.expert, run.algorithm.expert, run.loop.learner.tree["data"]
+    assert expert is not None
+    obs = data["obs"][0, :200]
     _, advice, _ = expert.algorithm.select_action(expert.state, (), obs, KEY, explore=False)
+    assert torch.equal(data["expert_actions"][0, :200], advice)
+    assert not torch.equal(data["actions"][0, :200], advice)  # the learner acted too
     assert (agent.predict(obs.numpy()) == advice.numpy()).mean() > 0.9
     assert agent.algorithm.expert is None  # a trained learner needs its expert no more
     with pytest.raises(UserError, match="was trained on CartPole-v1"):
