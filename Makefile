@@ -20,7 +20,7 @@ help:
 	@echo "make train     train PPO on CartPole-v1 to a solved score"
 	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
-	@echo "make bench     compare with Stable-Baselines3 on this machine"
+	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
 	@echo "make docs      write the generated tables of README and docs"
 	@echo "make site      build the documentation site into build/site"
 	@echo "make clean     remove caches and build files        make clean-venv   remove .venv"
@@ -71,6 +71,7 @@ test: lint
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/heads.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py

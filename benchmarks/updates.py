@@ -1,6 +1,7 @@
 """How long one update, one action and one interaction take: eager, compiled, captured; 1 to 128 seeds at once.
 
     python benchmarks/updates.py [--device cuda] [--algos dqn,sac] [--seeds 1,8,32] [--modes eager,compile] [--json F]
+    python benchmarks/updates.py --device cuda --algos sac --modes cudagraph --inductor "" combo_kernels=True
 
 Needs no environment: the learners are filled with made-up transitions. Sizes are those of CartPole (discrete actions)
 and HalfCheetah (continuous). The baseline in the same run is the usual way to write it: modules, `loss.backward()` and
@@ -10,11 +11,14 @@ and HalfCheetah (continuous). The baseline in the same run is the usual way to w
 from __future__ import annotations
 
 import argparse
+import ast
+import itertools
 import json
 import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +54,14 @@ def make_learner(name: str, seeds: int, mode: str, device: torch.device) -> Lear
     return learner
 
 
-def fill(learner: Learner, spec: EnvSpec) -> None:
+def fill(learner: Learner, spec: EnvSpec, rows: int = ROWS) -> None:
     generator = torch.Generator(device=learner.device).manual_seed(0)
     data = learner.tree["data"]
     for name in ("obs", "next_obs"):
-        data[name].normal_(generator=generator)
+        if data[name].is_floating_point():
+            data[name].normal_(generator=generator)
+        else:
+            data[name].random_(0, 256, generator=generator)
     data["rewards"].normal_(generator=generator)
     if spec.action.kind == "box":
         data["actions"].uniform_(-1.0, 1.0, generator=generator)
@@ -64,10 +71,10 @@ def fill(learner: Learner, spec: EnvSpec) -> None:
     if "valid" in data:
         data["valid"].fill_(True)
     if "priority" in data:
-        data["priority"][:, :ROWS].fill_(1.0)
+        data["priority"][:, :rows].fill_(1.0)
         data["block_sum"].copy_(data["priority"].unflatten(-1, (*data["block_sum"].shape[-1:], -1)).sum(-1))
     if isinstance(learner, ReplayLearner):
-        data["count"].fill_(ROWS)
+        data["count"].fill_(rows)
 
 
 def seconds(fn: Callable[[], Any], device: torch.device, budget: float) -> float:
@@ -160,6 +167,16 @@ def measure_plain(name: str, device: torch.device, budget: float) -> list[dict[s
     return [{**row, **(kernels(call, device) or {})}]
 
 
+def inductor_settings(group: str) -> AbstractContextManager[Any]:
+    """`name=value,name=value` for as long as the context lasts."""
+    if not group:
+        return nullcontext()
+    import torch._inductor.config
+
+    pairs = (pair.split("=", 1) for pair in group.split(","))
+    return torch._inductor.config.patch({name: ast.literal_eval(value) for name, value in pairs})  # type: ignore[no-any-return]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     plain = {r["algo"]: r["us"] for r in rows if r["mode"] == "plain"}
     head = ("us a call", "updates/s", "vs plain", "kernels")
@@ -183,6 +200,10 @@ def main() -> None:
     parser.add_argument("--modes", default="", help="default eager,compile and, on CUDA, cudagraph")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each number")
     parser.add_argument("--matmul", default="highest", choices=("highest", "high", "medium"), help="float32 precision")
+    parser.add_argument(
+        "--inductor", nargs="+", default=[""], metavar="SETTINGS",
+        help="settings of torch._inductor.config to compare, one group an argument: name=value,name=value",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -193,8 +214,9 @@ def main() -> None:
     seeds = [int(s) for s in (args.seeds or ("1,8,32,128" if cuda else "1,8")).split(",")]
     modes = (args.modes or ("eager,compile,cudagraph" if cuda else "eager,compile")).split(",")
     rows: list[dict[str, Any]] = []
-    for name in args.algos.split(","):
-        tasks = [(lambda n=name: measure_plain(n, device, args.budget), "plain")] if name in PLAIN else []
+    for name, group in itertools.product(args.algos.split(","), args.inductor):
+        plain = name in PLAIN and group == args.inductor[0]
+        tasks = [(lambda n=name: measure_plain(n, device, args.budget), "plain")] if plain else []
         for count in seeds:
             for mode in modes:
                 tasks.append(
@@ -202,12 +224,15 @@ def main() -> None:
                 )
         for task, label in tasks:
             try:
-                rows += task()
+                with inductor_settings(group):
+                    new = task()
             except Exception as error:  # one failure must not lose the other measurements
-                print(f"{name} {label}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+                print(f"{name} {label} {group}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
                 continue
+            rows += [{**row, "inductor": group} for row in new] if group else new
             last = next(r for r in reversed(rows) if r["what"] == "update")
-            print(f"{name} {label}: {last['us']:,.1f} us an update", flush=True)
+            counted = f", {last['kernels']:.0f} kernels" if "kernels" in last else ""
+            print(f"{name} {label} {group}: {last['us']:,.1f} us an update{counted}", flush=True)
             if args.json:
                 about = {"device": torch.cuda.get_device_name(device) if cuda else "cpu", "torch": torch.__version__,
                          "matmul": args.matmul}  # fmt: skip

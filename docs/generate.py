@@ -80,12 +80,12 @@ def _result(row: dict[str, Any]) -> list[str]:
     of_return = row.get("statistic", "mean_return") == "mean_return"
     return [
         f"`{row['algo']}`",
-        row["env_id"],
+        _where(row["env_id"], row.get("variant", "")),
         f"{row['env_steps']:,}",
         str(len(row["seeds"])),
         f"{final['mean_return']:.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})",
         f"{final['iqm']:.1f} [{low:.1f}, {high:.1f}]" if of_return else "-",
-        _bar(row["threshold"], row.get("at_most", False)),
+        _bar(row["threshold"], row.get("at_most", False), row.get("ceiling")),
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
@@ -94,10 +94,30 @@ def _result(row: dict[str, Any]) -> list[str]:
 def _not_run(entry: Any) -> list[str]:
     steps = f"{entry.total_timesteps:,}"
     bar = _bar(entry.threshold, entry.at_most)
-    return [f"`{entry.algo}`", entry.env_id, steps, "-", "not run yet", "-", bar, "-", entry.source]
+    if entry.above:
+        bar = f"{entry.above} {entry.threshold:+g}"
+    elif entry.like_data:
+        bar = "as its data"
+    return [
+        f"`{entry.algo}`",
+        _where(entry.env_id, entry.variant),
+        steps,
+        "-",
+        "not run yet",
+        "-",
+        bar,
+        "-",
+        entry.source,
+    ]
 
 
-def _bar(threshold: float, at_most: bool) -> str:
+def _where(env_id: str, variant: str) -> str:
+    return f"{env_id} ({variant})" if variant else env_id
+
+
+def _bar(threshold: float, at_most: bool, ceiling: float | None = None) -> str:
+    if ceiling is not None:
+        return f"{threshold:.0f} to {ceiling:.0f}"
     return f"at most {threshold:g}" if at_most else f"{threshold:g}"
 
 

@@ -11,6 +11,9 @@ import pytest
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="rl-training-inductor-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
+if "RL_TRAINING_CACHE" not in os.environ:  # agents that are part of a recipe
+    _AGENTS = tempfile.TemporaryDirectory(prefix="rl-training-agents-")
+    os.environ["RL_TRAINING_CACHE"] = _AGENTS.name
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

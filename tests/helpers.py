@@ -52,23 +52,36 @@ SMALL: dict[str, dict[str, Any]] = {
         "n_critic_updates": 2,
     },
     "offline": {"hidden_sizes": [16], "batch_size": 16, "dataset": {"size": 300}},
+    "evolution": {"hidden_sizes": [16], "n_delta": 2},
 }
 SMALL_MODEL = {
     "model_hidden_sizes": [16], "num_members": 3, "num_elites": 2, "model_batch_size": 32, "model_holdout_size": 64,
     "model_train_freq": 15, "model_max_epochs": 3,
 }  # fmt: skip
+SMALL_ROLLOUTS = {
+    **{k: v for k, v in SMALL_MODEL.items() if k != "model_train_freq"}, "rollout_batch": 20, "rollout_length": 2,
+    "synthetic_buffer_size": 90, "rollout_freq": 15,
+}  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
     "pets": {**SMALL_MODEL, "plan_horizon": 3, "plan_population": 8, "plan_elites": 3, "plan_iterations": 2,
              "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
-    "mopo": {**{k: v for k, v in SMALL_MODEL.items() if k != "model_train_freq"}, "rollout_batch": 20,
-             "rollout_length": 2, "synthetic_buffer_size": 90, "rollout_freq": 15},
+    "mopo": SMALL_ROLLOUTS,
+    "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
-                "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error moves as far as 1
+                "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+    "decision_transformer": {"context_length": 4, "dropout": 0.0},
+    "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
+    **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
+    "cal_ql_online": {"dataset": {"size": 200}},
+    "gail": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
+    "airl": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
+    "dagger": {"expert": {"train": {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 32, "num_envs": 1,
+                                    "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
 
@@ -157,9 +170,19 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
             **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
+    if loop == "offline" and algorithm.recurrent:
+        steps = algorithm.hp.context_length
+        times = torch.arange(steps) - torch.as_tensor(g.integers(0, steps, (size, 1)))
+        return {
+            "obs": normal(size, steps, spec.obs_dim), "actions": random_actions(spec, (size, steps), g),
+            "returns": normal(size, steps), "times": times.clamp(min=0), "mask": times >= 0,
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
         names = [*algorithm.reads, *(["has_next"] if "next_actions" in algorithm.reads else [])]
+        names += [name for name in algorithm.extra_columns() if name in more]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
@@ -179,6 +202,11 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
         weights = g.uniform(0.2, 1.0, batch["weights"].shape)
         return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
+    if loop == "evolution":  # a row is a direction, with the returns of its two members
+        return {
+            "noise": normal(size, algorithm.nets["policy"].size), "returns": 10.0 * normal(size, 2),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import OBS_DIM, batch_for, config_for, make_algorithm, run_digest
+from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest
 
+from rl_training import make_config
 from rl_training.errors import UserError
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
@@ -50,6 +51,21 @@ def test_update_model_changes_the_model_alone() -> None:
 def test_blocks_must_fit_the_rhythm_of_rollouts() -> None:
     with pytest.raises(UserError, match="rollout_freq = 15 must be a multiple of updates_per_call = 4"):
         make_algorithm("mopo", updates_per_call=4)
+
+
+def test_two_critics_without_diversity_are_sac() -> None:
+    """What `edac/pendulum_sac` rests on, which mopo has to beat: SAC on a dataset needs no algorithm of its own."""
+    given = make_config("edac/pendulum_sac").algo_kwargs
+    offline = make_algorithm("edac", num_critics=given["num_critics"], eta=given["eta"])
+    sac = make_algorithm("sac")
+    state, own = offline.init_state(3), sac.init_state(3)
+    assert_same_bits(state.params, own.params)
+    for i in range(3):
+        batch, key = batch_for(sac, seed=i), rng.fold(KEY, i)
+        state, _ = offline.train_step(state, batch, key)
+        own, _ = sac.train_step(own, batch, key)
+    assert_same_bits(state.params, own.params)
+    assert_same_bits(state.target, own.target)
 
 
 def test_resume_inside_the_pretraining_and_a_rollout(tmp_path: Path) -> None:

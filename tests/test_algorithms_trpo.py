@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import batch_for, make_algorithm
+from helpers import batch_for, config_for, make_algorithm
 
+from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.grad import hessian_product
+from rl_training.ops.tree import tree_map
 
 KEY = rng.key_from_seed(0)
 KINDS = ["discrete", "box", "multi_discrete", "multi_binary"]
@@ -116,7 +118,7 @@ def test_line_search_shortens_and_rejects(monkeypatch: pytest.MonkeyPatch) -> No
     algorithm = make_algorithm("trpo", "discrete", cg_damping=1e-3, line_search_shrinking_factor=0.5)
     state = algorithm.init_state(0)
     batch = on_policy_batch(algorithm, state)
-    direct = trpo.conjugate_gradient
+    direct = trpo.begin_solver
 
     def scaled(by: float) -> Any:
         """A curvature that is wrong by `by` squared makes the full step `by` times too long."""
@@ -130,7 +132,7 @@ def test_line_search_shortens_and_rejects(monkeypatch: pytest.MonkeyPatch) -> No
     assert float(aux.metrics["kl"]) <= 0.01
     monkeypatch.undo()
     # Uphill is never better: every length is refused and the policy stays.
-    monkeypatch.setattr(trpo, "conjugate_gradient", lambda *a, **k: -direct(*a, **k))
+    monkeypatch.setattr(trpo, "begin_solver", lambda gradient: direct(-gradient))
     new, aux = algorithm.policy_step(state, batch, KEY)
     assert float(aux.metrics["line_search_fraction"]) == 0.0
     assert torch.equal(new.params["actor"], state.params["actor"])
@@ -146,7 +148,7 @@ def test_no_advantage_moves_nothing() -> None:
 
 
 def test_policy_step_is_one_graph_with_the_same_step() -> None:
-    """Traced whole: no branch depends on data. (The code generator is left out: it takes a minute.)"""
+    """Traced whole: no branch depends on data. (The code generator is left out.)"""
     algorithm = make_algorithm("trpo", "discrete", cg_max_steps=2, line_search_max_iter=2, hidden_sizes=[8])
     state = algorithm.init_state(0)
     batch = on_policy_batch(algorithm, state)
@@ -154,3 +156,27 @@ def test_policy_step_is_one_graph_with_the_same_step() -> None:
     with torch.no_grad():
         graph, _ = torch.compile(algorithm.policy_step, fullgraph=True, backend="aot_eager")(state, batch, KEY)
     torch.testing.assert_close(graph.params["actor"], eager.params["actor"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_phases_of_a_run_are_the_whole_step(seeds: tuple[int, ...], tmp_path: Any) -> None:
+    """One rollout, learned from by the phases of the loop, and by `policy_step` and `critic_step` on the same rows."""
+    settings = {"n_critic_updates": 1, "batch_size": 32}
+    config = config_for("trpo", tmp_path, num_envs=2, seeds=seeds, algo_kwargs=settings)
+    trainer = Trainer(config, progress=False)
+    learner: Any = trainer.loop.learner
+    trainer.loop.start()
+    trainer.loop._collect(16)  # type: ignore[attr-defined]
+    before = tree_map(torch.clone, learner.train)
+    _, batch = learner.prepare_fn(learner.tree)
+    _, updates = learner.learn()
+    trainer.envs.close()
+    assert updates == 2  # of the policy and of the critic; products are none
+    assert learner.train.step.tolist() == [2] * len(seeds)
+    for i in range(len(seeds)):
+        state, rows = tree_map(lambda x, i=i: x[i], before), tree_map(lambda x, i=i: x[i], batch)
+        new, _ = trainer.algorithm.policy_step(state, rows, KEY)  # type: ignore[attr-defined]
+        new, _ = trainer.algorithm.critic_step(new, rows, KEY)  # type: ignore[attr-defined]
+        assert not torch.equal(new.params["actor"], state.params["actor"])
+        for name, flat in new.params.items():
+            torch.testing.assert_close(learner.train.params[name][i], flat, rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ import torch
 from helpers import BATCH, assert_near, batch_for, make_algorithm
 
 from rl_training.algorithms.target_rules import TargetRule
+from rl_training.data import PrioritizedReplayBuffer
 from rl_training.envs.vector import make_vector_env
 from rl_training.experiment import registry
 from rl_training.ops import rng
@@ -137,9 +138,21 @@ def test_hysteretic_weighs_down_lowering_updates(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_last_td_errors_of_an_algorithm_used_alone(head: str) -> None:
-    algorithm = make_algorithm(head, **SMALL[head])
-    assert algorithm.last_td_errors is None
-    result = algorithm.update(batch_for(algorithm))
-    assert algorithm.last_td_errors.shape == (BATCH,)
-    assert len(algorithm.last_td_errors.unique()) == BATCH
-    assert set(result.metrics) >= METRICS
+    """With every option they are one number a row, and what a prioritised buffer takes: p = (|error| + eps)^alpha."""
+    for double, dueling, noisy, n_step in itertools.product((False, True), (False, True), (False, True), (1, 3)):
+        algorithm = make_algorithm(head, double=double, dueling=dueling, noisy=noisy, n_step=n_step, **SMALL[head])
+        assert algorithm.last_td_errors is None
+        buffer, rows = PrioritizedReplayBuffer(algorithm.spec, 64, n_step=n_step), batch_for(algorithm, size=64)
+        for i in range(64):
+            buffer.add(
+                rows["obs"][i], rows["actions"][i], rows["rewards"][i], rows["next_obs"][i], rows["discounts"][i] == 0
+            )
+        batch = buffer.sample(BATCH)
+        result = algorithm.update(batch)
+        errors = algorithm.last_td_errors
+        assert errors.shape == (BATCH,)
+        assert (errors >= 0.0).all()
+        assert len(errors.unique()) == len(batch["indices"].unique())
+        assert set(result.metrics) >= METRICS
+        buffer.update_priorities(batch["indices"], errors)
+        torch.testing.assert_close(buffer.data["priority"][0, batch["indices"]], (errors + 1e-6) ** 0.6)

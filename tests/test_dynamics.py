@@ -18,7 +18,7 @@ from rl_training.algorithms.dynamics import Dynamics, DynamicsHyper
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models import MLPMOPOEnsembleModel
-from rl_training.models.dynamics import Prediction, identity_norm, imagine, physical, targets_of
+from rl_training.models.dynamics import EnsembleDynamics, Prediction, identity_norm, imagine, physical, targets_of
 from rl_training.ops import rng
 from rl_training.ops.termination import KNOWN, termination
 
@@ -53,6 +53,32 @@ def test_loss_is_the_gaussian_likelihood_of_scipy() -> None:
     torch.testing.assert_close(
         metrics["mse"], torch.tensor((batch["weights"].numpy() * errors.mean(-1)).sum(-1) / 10, dtype=torch.float32)
     )
+
+
+def test_beta_weights_the_likelihood_by_the_variance() -> None:
+    """Its gradients are those of the likelihood times variance^beta (Seitzer et al. 2022, Eq. 6 and 7)."""
+    batch, norm = batch_of(5), identity_norm(3, 2)
+    mean, log_var = normal(2, 5, 4, seed=3).requires_grad_(), normal(2, 5, 4, seed=4).requires_grad_()
+    loss = mopo_model_loss(Prediction(mean, log_var, None), batch, norm, beta=0.5)["model_loss"]
+    found = torch.autograd.grad(loss, [mean, log_var])
+    error = (mean - targets_of(batch["obs"], batch["next_obs"], batch["rewards"])).detach().numpy()
+    variance = np.exp(log_var.detach().numpy())
+    rows = 5 * 4  # the mean of rows and numbers
+    np.testing.assert_allclose(found[0], error * variance**-0.5 / rows, rtol=1e-5)
+    np.testing.assert_allclose(found[1], 0.5 * (variance - error**2) * variance**-0.5 / rows, rtol=1e-4, atol=1e-7)
+    plain = mopo_model_loss(Prediction(mean, log_var, None), batch, norm)
+    assert float(plain["model_loss"].detach()) == pytest.approx(2.0 * float(plain["nll"].detach()), rel=1e-6)
+
+
+def test_discrete_actions_enter_one_hot() -> None:
+    spec = EnvSpec("Test-v0", ArraySpec((3,)), ActionSpec("discrete", (4,)))
+    torch.manual_seed(0)
+    model = EnsembleDynamics(spec, (8,), num_members=2, num_elites=1)
+    obs, actions = normal(6, 3), torch.tensor([0, 3, 1, 2, 0, 3])
+    as_vectors = MLPMOPOEnsembleModel(3, 4, (8,), num_members=2, num_elites=1)
+    as_vectors.load_state_dict(model.state_dict())
+    same = as_vectors(obs, torch.eye(4)[actions])
+    torch.testing.assert_close(model(obs, actions).mean, same.mean, atol=0.0, rtol=0.0)
 
 
 def test_ensemble_is_separate_networks_and_bounds_its_variance() -> None:
@@ -284,7 +310,7 @@ def test_bad_input_is_refused_at_construction(name: str) -> None:
     from rl_training.experiment import registry
 
     image = EnvSpec("Pixels-v0", ArraySpec((3, 64, 64), "uint8"), spec_for("sac").action)
-    with pytest.raises(UserError, match="vector observations; Pixels-v0 gives images"):
+    with pytest.raises(UserError, match="model of vector observations; Pixels-v0 gives images"):
         registry.entry(name).load()(image)
     for fields, message in (
         ({"num_elites": 0}, "num_elites = 0: .*greater than or equal to 1"),

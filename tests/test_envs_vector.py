@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from test_envs_helpers import Counting, counting, random_actions, same, snapshot
+from test_envs_helpers import Counting, counting, raising, random_actions, same, snapshot
 
 import rl_training.envs.making as making
 from rl_training.envs import NativeVectorEnv, episode_seed, make_env, make_vector_env
@@ -49,6 +49,30 @@ def check_transitions(env, steps: int) -> int:
 def test_sync_has_no_phantom_transition():
     env = make_vector_env(counting, seeds=[0, 1], num_envs=3)
     assert check_transitions(env, 300) > 200
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_restart_begins_the_next_episode_in_some_rows(vectorization):
+    """And only there; a state captured afterwards is continued exactly, by the actions since then."""
+    env = make_vector_env(raising, seeds=[0], num_envs=4, vectorization=vectorization)  # ends and breaks never here
+    other = make_vector_env(raising, seeds=[0], num_envs=4)
+    zeros = np.zeros(4, np.int64)
+    env.reset()
+    env.step(zeros)
+    before = env.current_obs().copy()
+    assert env.restart([1, 3])
+    after = env.current_obs()
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert (after[[1, 3], 1] == 0).all()
+    assert (after[[1, 3], 0] != before[[1, 3], 0]).all()  # another episode
+    step = env.step(zeros)
+    np.testing.assert_array_equal(step.final_obs[step.valid, 1], [2, 1, 2, 1])
+    assert other.set_state(env.get_state()) == "exact"
+    for _ in range(5):
+        assert same(snapshot(env.step(zeros)), snapshot(other.step(zeros)))
+    env.close()
+    native = NativeVectorEnv([gym.vector.SyncVectorEnv([Counting] * 2)], seeds=[0])
+    assert not native.restart([0])
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -30,6 +30,9 @@ ARGUMENTS = {  # enough steps that learning has begun
     "iql_pendulum_reference.py": ["--total-timesteps", "50"],
     "cql_pendulum_reference.py": ["--total-timesteps", "20"],
     "rlpd_pendulum_reference.py": ["--total-timesteps", "110"],
+    "gail_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
+    "airl_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
+    "dagger_cartpole_reference.py": ["--total-timesteps", "60", "--expert-timesteps", "256"],
     "dreamer_atari_reference.py": ["--total-timesteps", "20", "--size", "tiny", "--games", "1", "--max-frames", "200"],
     "custom_env.py": ["--total-timesteps", "1200"],
 }

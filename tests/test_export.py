@@ -33,6 +33,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 
 PLANNERS = ("pets",)  # their policy is a search through a model
+CONTEXT = ("decision_transformer",)  # a memory of several arrays
 
 
 def chosen() -> list[str]:
@@ -44,7 +45,7 @@ def chosen() -> list[str]:
     for names in groups.values():
         ordered = sorted(names, key=lambda name: len(registry.entry(name).defaults))
         picked += sorted({ordered[0], ordered[-1]})
-    return [name for name in picked if name not in PLANNERS]
+    return [name for name in picked if name not in PLANNERS + CONTEXT]
 
 
 def agent_for(config: TrainConfig, env: Any = None) -> Agent:
@@ -79,7 +80,7 @@ def session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", PLANNERS + CONTEXT)
 def test_a_planner_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{name} cannot be exported"):
         export(agent_for(config_for(name, tmp_path)), tmp_path / "model.onnx")

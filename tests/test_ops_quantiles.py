@@ -69,6 +69,24 @@ def test_descending_the_loss_finds_the_quantiles() -> None:
     torch.testing.assert_close(theta, expected, atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
+def test_quantile_huber_gradient_is_the_derivative(kappa: float) -> None:
+    """The derivative is written by hand: against finite differences of the value, in double precision."""
+    g = torch.Generator().manual_seed(1)
+    predicted, target = torch.randn(3, 4, generator=g).double() * 2, torch.randn(3, 5, generator=g).double() * 2
+    taus, weights = torch.rand(4, generator=g).double(), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+    def total(q: torch.Tensor) -> torch.Tensor:
+        return (weights * quantiles.quantile_huber(q, target, taus, kappa)).sum()
+
+    gradient = torch.func.grad(total)(predicted)
+    for i, j in itertools.product(range(3), range(4)):
+        step = torch.zeros_like(predicted)
+        step[i, j] = 1e-6
+        slope = (total(predicted + step) - total(predicted - step)) / 2e-6
+        assert gradient[i, j].item() == pytest.approx(slope.item(), abs=1e-6)
+
+
 def test_quantile_huber_vmap_equals_loop() -> None:
     predicted, target, taus = torch.randn(3, 8, 4), torch.randn(3, 8, 5), torch.rand(3, 8, 4)
     batched = torch.vmap(quantiles.quantile_huber)(predicted, target, taus)

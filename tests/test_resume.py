@@ -40,6 +40,8 @@ def _cells() -> dict[str, dict[str, Any]]:
                     }  # fmt: skip
                 elif registry.entry(name).loop == "on_policy" and envs == 4:  # rollouts that end where the cuts are
                     changes["algo_kwargs"] = {"n_steps": 4, "normalize_observations": True}
+                elif registry.entry(name).loop == "evolution":  # one direction: several generations, rows that wait
+                    changes["algo_kwargs"] = {"n_delta": 1}
                 cells[f"{name}-{envs}-{vectorization}"] = {"name": name, **changes}
     return cells
 

@@ -3,12 +3,13 @@
 The policy is a regression on the data's actions with weights from A = Q(s, a) - V(s), where V is the mean (CRR also:
 the maximum) of Q over actions of the policy. AWAC: exp(A / lambda) with one action; CRR: exp or A > 0, four actions.
 Deviations: weights are clipped (20 in CRR's paper, 100 here for AWAC as in CORL) and not normalised over the batch; CRR
-has scalar critics, not distributional ones.
+has scalar critics, not distributional ones. `awac_online` goes on in the environment, as the paper's AWAC does, with a
+fixed share of each batch from the dataset.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
 from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousFields
-from rl_training.algorithms.hyper import OfflineHyper
+from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.iql import advantage_weights
+from rl_training.algorithms.prior import FineTuneFields, PriorData
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.offline import AWACModel
 from rl_training.ops import rng
@@ -27,7 +29,7 @@ from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 
 
-class AWACHyper(ContinuousFields, OfflineHyper):
+class AWACFields(ContinuousFields):
     weighting: Literal["exp", "binary"] = "exp"
     """exp: exp(A / temperature); binary: 1 where A > 0, else 0."""
     baseline: Literal["mean", "max"] = "mean"
@@ -42,8 +44,16 @@ class AWACHyper(ContinuousFields, OfflineHyper):
     """Critics, whose smallest value counts."""
 
 
-class AWAC(ContinuousControl[AWACHyper]):
-    Hyper = AWACHyper
+class AWACHyper(AWACFields, OfflineHyper):
+    """On a dataset alone."""
+
+
+class AWACOnlineHyper(AWACFields, FineTuneFields):
+    """On a dataset and in the environment."""
+
+
+class AWAC(ContinuousControl[AWACFields]):
+    Hyper: ClassVar[type[Hyper]] = AWACHyper
     name = "awac"
     targets = ("critic",)
 
@@ -118,3 +128,8 @@ class AWAC(ContinuousControl[AWACHyper]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         return self.q(state.params["critic"], obs, self.greedy(state, obs))
+
+
+class AWACOnline(PriorData, AWAC):
+    Hyper = AWACOnlineHyper
+    name = "awac_online"

@@ -6,6 +6,7 @@ the runtime can compile it, capture it, run it for many seeds (`vmap`), save it 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, ClassVar, Generic, NamedTuple
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
-from rl_training.data.dataset import TransitionDataset
+from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.source import Source
 from rl_training.data.storage import Columns
-from rl_training.envs.spec import ActionKind, EnvSpec
+from rl_training.envs.spec import ActionKind, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
@@ -60,8 +61,9 @@ class Phase(NamedTuple):
     """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns.
 
     On-policy, a turn is a rollout and `times` are epochs of shuffled minibatches of `batch_size` rows (none: the
-    whole rollout at once, in order). A `window` of more than one rollout keeps `columns` of that many for the phase,
-    and `begin` may add columns to them before the first epoch.
+    whole rollout at once, in order); `also: ("prior", n)` adds n rows of the algorithm's fixed data to each, and the
+    source `prior` reads such rows alone, `times` batches of them. A `window` of more than one rollout keeps `columns`
+    of that many for the phase, and `begin` may add columns to them before the first epoch.
     """
 
     name: str
@@ -143,6 +145,29 @@ def rows_like(mask: Tensor, x: Tensor) -> Tensor:
     return mask.view(-1, *([1] * (x.ndim - 1)))
 
 
+def check_normalisable(spec: EnvSpec, asked: bool) -> None:
+    """Running statistics of observations are kept for vectors only."""
+    observation = spec.unmasked.observation
+    if asked and not (isinstance(observation, ArraySpec) and len(observation.shape) == 1):
+        raise UserError(
+            "normalize_observations needs a vector observation (images are scaled by the network): set it to false"
+        )
+
+
+class Expert(NamedTuple):
+    """A trained policy that does not change."""
+
+    algorithm: Algorithm[Any]
+    state: TrainState
+
+    def content_hash(self) -> str:
+        """SHA-256 over the name of its algorithm and all tensors that it acts with."""
+        digest = hashlib.sha256(self.algorithm.name.encode())
+        for name, x in tree_items({"params": self.state.params, "extra": self.state.extra}):
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)};".encode() + x.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
 class UpdateResult(NamedTuple):
     metrics: dict[str, float]
     num_gradient_steps: int
@@ -159,8 +184,10 @@ class Algorithm(Generic[H]):
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
+    sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
     reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
+    expert: Expert | None = None  # likewise
 
     def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
                  num_envs: int = 1, **fields: Any) -> None:  # fmt: skip
@@ -224,12 +251,26 @@ class Algorithm(Generic[H]):
         return {}
 
     def prior(self) -> tuple[Source, float] | None:
-        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch."""
+        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch. On-policy phases
+        name it `prior`, with a number of rows."""
         return None
+
+    def offline_source(self) -> Source:
+        """Offline: how batches are cut from the dataset."""
+        assert self.dataset is not None
+        return DatasetSource(self.dataset, self.hp.gamma, self.reads)
+
+    def beside_prior(self, replay: Any) -> Source:
+        """The replay as the phases on `mixed` see it."""
+        return replay  # type: ignore[no-any-return]
 
     def init_carry(self, batch: int) -> Tree:
         """Recurrent state at the start of an episode; () for feed-forward policies."""
         return ()
+
+    def observe(self, carry: Tree, rewards: Tensor) -> Tree:
+        """The carry after a step that paid `rewards` [B]; called where `sees_rewards`."""
+        return carry
 
     def acted(self, carry: Tree, actions: Tensor) -> Tree:
         """The carry after `select_action` when other actions [B, ...] were taken than those it chose."""

@@ -45,7 +45,10 @@ class C51DQN(DQN):
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Probabilities [B, A, N] and their means."""
-        probs = self.nets["q"](params["q"], obs, self.noise(key)).softmax(-1)
+        logits = self.nets["q"](params["q"], obs, self.noise(key))
+        mass = (logits - logits.amax(-1, keepdim=True)).exp()
+        # The softmax with a product in place of a division: the projection would repeat it for every pair of atoms.
+        probs = mass * mass.sum(-1, keepdim=True).reciprocal()
         return probs, (probs * self.atoms()).sum(-1)
 
     def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:

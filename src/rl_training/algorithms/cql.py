@@ -5,27 +5,29 @@ The soft maximum over actions, log of the integral of exp Q, is estimated with u
 at s and at s', each weighted by its density (appendix F). Cal-QL: the values of policy actions are not pushed below the
 return that the data reached from that state.
 Deviations: the penalty's weight is fixed, not tuned by a Lagrange multiplier; the estimate is divided by the number of
-samples, so that it is the integral itself (a constant in the loss).
+samples, so that it is the integral itself (a constant in the loss). `cal_ql_online` goes on in the environment; the
+returns of its own episodes are a floor once they have ended.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, Obs, TrainState
-from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.prior import FineTuneFields, PriorData
 from rl_training.algorithms.sac import SAC, CriticReport, SACFields
 from rl_training.ops import rng
 
 
-class CQLHyper(SACFields, OfflineHyper):
-    hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
+class CQLFields(SACFields):
+    """The conservative critics."""
+
     actor_learning_rate: Positive = constant(3e-5)
     """Step size of policy and temperature; a number or a schedule."""
     cql_alpha: float = Field(10.0, ge=0.0)
@@ -36,11 +38,25 @@ class CQLHyper(SACFields, OfflineHyper):
     """Keep SAC's entropy bonus in the target."""
 
 
+class CQLHyper(CQLFields, OfflineHyper):
+    """On a dataset alone."""
+
+    hidden_sizes: Widths = (256, 256, 256)
+    """Widths of the hidden layers of actor and critics."""
+
+
+class CalQLOnlineHyper(CQLFields, FineTuneFields):
+    """On a dataset and in the environment."""
+
+    hidden_sizes: Widths = (256, 256, 256)
+    """Widths of the hidden layers of actor and critics."""
+
+
 class CQL(SAC):
-    Hyper = CQLHyper
+    Hyper: ClassVar[type[Hyper]] = CQLHyper
     name = "cql"
     if TYPE_CHECKING:
-        hp: CQLHyper
+        hp: CQLFields
 
     @property
     def members(self) -> int:
@@ -81,6 +97,9 @@ class CQL(SAC):
         loss, report = super().critic_loss(params, state, batch, next_action, bonus, key)
         gap = self.soft_maximum(params, state, batch, rng.fold(key, 2)).sum(0)  # of all critics: [B]
         data = self.q_values(params, batch["obs"], batch["actions"], None).sum(0)
+        if "real" in batch:  # COMBO: down where the model goes, up on the data; each the mean of its own rows
+            real = batch["real"].to(data.dtype)
+            gap, data = gap * (1.0 - real) / (1.0 - real).mean(), data * real / real.mean()
         return loss + self.hp.cql_alpha * (gap - data), report  # Eq. 4
 
 
@@ -90,3 +109,8 @@ class CalQL(CQL):
 
     def floor(self, q: Tensor, batch: Batch) -> Tensor:
         return torch.maximum(q, batch["returns"])
+
+
+class CalQLOnline(PriorData, CalQL):
+    Hyper = CalQLOnlineHyper
+    name = "cal_ql_online"

@@ -18,11 +18,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import OffPolicyHyper, Positive, constant
+from rl_training.algorithms.hyper import Hyper, NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, constant
 from rl_training.algorithms.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import Cnn, torso
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -32,19 +32,17 @@ from rl_training.ops.optim import periodic
 Params = dict[str, Tensor]  # network -> flat vector
 
 
-class DQNHyper(OffPolicyHyper):
+class DQNFields(NetworkHyper):
+    """What the online and the offline algorithms share."""
+
     learning_rate: Positive = constant(1e-3)
     """Step size of the optimiser; a number or a schedule."""
-    batch_size: int = Field(64, ge=1)
-    """Transitions in one update."""
-    buffer_size: int = Field(100_000, ge=1)
-    """Transitions kept for each seed."""
     max_grad_norm: float = Field(10.0, ge=0.0)
     """Gradients are scaled down to this norm; 0 switches it off."""
     tau: float = Field(1.0, gt=0.0, le=1.0)
     """Share of the online network that each target update takes over; 1 copies it."""
     target_update_interval: int = Field(500, ge=1)
-    """Environment steps between target updates (never more often than once a block of updates)."""
+    """Environment steps between target updates (never more often than once a block); offline: gradient steps."""
     exploration_fraction: float = Field(0.1, ge=0.0, le=1.0)
     """Share of training over which epsilon falls."""
     exploration_initial_eps: float = Field(1.0, ge=0.0, le=1.0)
@@ -70,6 +68,17 @@ class DQNHyper(OffPolicyHyper):
     """Lowest value of the scaled log-policy that munchausen adds to the reward."""
     hysteretic: float = Field(1.0, ge=0.0, le=1.0)
     """Weight of updates that lower a value, against 1 for those that raise it; 1 is ordinary learning."""
+    cnn: Cnn = "nature"
+    """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
+    cnn_width: int = Field(1, ge=1, le=64)
+    """Factor on the channels of that network."""
+
+
+class DQNHyper(DQNFields, OffPolicyHyper):
+    batch_size: int = Field(64, ge=1)
+    """Transitions in one update."""
+    buffer_size: int = Field(100_000, ge=1)
+    """Transitions kept for each seed."""
 
 
 class TD(NamedTuple):
@@ -82,8 +91,8 @@ class TD(NamedTuple):
     parts: dict[str, Tensor]  # what a head needs after the update (FQF)
 
 
-class DQN(Algorithm[DQNHyper]):
-    Hyper = DQNHyper
+class DQN(Algorithm[DQNFields]):
+    Hyper: ClassVar[type[Hyper]] = DQNHyper
     name = "dqn"
     actions = ("discrete",)
     targets = ("q",)
@@ -94,7 +103,7 @@ class DQN(Algorithm[DQNHyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation)
+        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
         return self.named_networks(self.network_class(body, features, spec.action.n, **options))
 
@@ -121,13 +130,19 @@ class DQN(Algorithm[DQNHyper]):
         return held
 
     def setup(self) -> None:
-        hp = self.hp
         self.adam = self.optimizer()
-        block = hp.updates_per_block(self.num_envs)
-        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
-        self.target_every = max(1, block, round(hp.target_update_interval * per_step))
+        self.target_every = self.target_period()
         self.options = {name: self.option(name) for name in ("dueling", "noisy", *self.sizes)}
         self.noisy = bool(self.options["noisy"])
+
+    def target_period(self) -> int:
+        """Gradient steps between target updates."""
+        hp: Any = self.hp
+        if isinstance(hp, OfflineHyper):
+            return int(self.hp.target_update_interval)
+        block: int = hp.updates_per_block(self.num_envs)
+        per_step: float = block / (hp.train_freq * self.num_envs)  # updates for each environment step
+        return max(1, block, round(self.hp.target_update_interval * per_step))
 
     # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------
 

@@ -85,7 +85,7 @@ class DRQN(DQN):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation)
+        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma")}
         network = RecurrentQNetwork(body, features, spec.action.n, cell=hp.cell, units=hp.cell_size, **options)
         return self.named_networks(network)

@@ -54,6 +54,7 @@ class NetworkHyper(Hyper):
 class OffPolicyHyper(NetworkHyper):
     """Replay and the rhythm of updates."""
 
+    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
     batch_size: int = Field(256, ge=1)
     """Transitions in one update."""
     buffer_size: int = Field(1_000_000, ge=1)

@@ -2,18 +2,22 @@
 no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
 
 Order of the three updates as in the authors' code: V from the target critics, the policy and Q with the new V.
-The value network of XQL is learned by another loss: it replaces `value_loss`.
-Deviations: none known.
+The value network of XQL is learned by another loss: it replaces `value_loss`. `ImplicitQ` is the update for actions of
+any kind; discrete_iql.py is the other one that uses it. `iql_online` goes on in the environment (paper, section 5.3).
+Deviations: online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
 """
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState
 from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousFields
-from rl_training.algorithms.hyper import OfflineHyper, Positive
+from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.prior import FineTuneFields, PriorData
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.offline import IQLModel
 from rl_training.ops.distributions import DiagGaussian
@@ -23,7 +27,11 @@ from rl_training.ops.optim import polyak
 from rl_training.ops.schedules import Schedule
 
 
-class IQLHyper(ContinuousFields, OfflineHyper):
+class ImplicitFields(Hyper):
+    """What the update needs, for actions of any kind."""
+
+    hidden_sizes: Widths = (256, 256)
+    """Widths of the hidden layers of policy, critics and value."""
     actor_learning_rate: Positive = Field(default_factory=lambda: Schedule(kind="cosine", start=3e-4, end=0.0))
     """Step size of the policy; a number or a schedule (paper: cosine to 0)."""
     expectile: float = Field(0.7, gt=0.0, lt=1.0)
@@ -34,8 +42,22 @@ class IQLHyper(ContinuousFields, OfflineHyper):
     """Largest of these weights."""
     num_critics: int = Field(2, ge=1)
     """Critics, whose smallest value counts."""
+    tau: float = Field(0.005, gt=0.0, le=1.0)
+    """Share of the critics that each target update takes over."""
+
+
+class IQLFields(ImplicitFields, ContinuousFields):
     layer_norm: bool = False
     """LayerNorm in the critics."""
+
+
+class IQLHyper(IQLFields, OfflineHyper):
+    """On a dataset alone."""
+
+
+class IQLOnlineHyper(IQLFields, FineTuneFields):
+    actor_learning_rate: Positive = constant(3e-4)
+    """Step size of the policy; a number or a schedule."""
 
 
 def advantage_weights(advantage: Tensor, beta: float, max_weight: float) -> Tensor:
@@ -64,22 +86,22 @@ def iql_loss(
     }  # fmt: skip
 
 
-class IQL(ContinuousControl[IQLHyper]):
-    Hyper = IQLHyper
-    name = "iql"
-    targets = ("critic",)
+class ImplicitQ(Algorithm[Any]):
+    """The three updates. Subclasses give the networks `actor`, `critic` and `value`, and how they are read."""
 
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
-        return self.named_networks(
-            IQLModel(
-                spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation, layer_norm=hp.layer_norm
-            )
-        )
+    targets = ("critic",)
 
     def setup(self) -> None:
         super().setup()
-        self.dist = DiagGaussian(self.spec.action.dim)
+        self.adam = self.optimizer()
+
+    def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        """Values of the actions by every critic: [E, B]."""
+        raise NotImplementedError
+
+    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        """log pi(a|s): [B]."""
+        raise NotImplementedError
 
     def value_loss(self, difference: Tensor, weights: Tensor) -> Tensor:
         """Loss of V for Q - V, per sample (Eq. 5)."""
@@ -89,7 +111,7 @@ class IQL(ContinuousControl[IQLHyper]):
         hp, nets, weights = self.hp, self.nets, batch["weights"]
         obs, actions = batch["obs"], batch["actions"]
         rate = hp.learning_rate(state.progress)
-        target_q = nets["critic"](state.target["critic"], obs, actions).amin(0)  # [B]
+        target_q = self.q(state.target["critic"], obs, actions).amin(0)  # [B]
 
         def value_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
             return weighted_mean(self.value_loss(target_q - nets["value"](params, obs), weights), weights), ()
@@ -100,8 +122,7 @@ class IQL(ContinuousControl[IQLHyper]):
         policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
-            log_prob = self.dist.log_prob(nets["actor"](params, obs), actions)
-            return weighted_mean(-policy_weight * log_prob, weights), ()
+            return weighted_mean(-policy_weight * self.log_prob(params, obs, actions), weights), ()
 
         loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
         actor_rate = hp.actor_learning_rate(state.progress)
@@ -109,7 +130,7 @@ class IQL(ContinuousControl[IQLHyper]):
         target = batch["rewards"] + batch["discounts"] * nets["value"](value, batch["next_obs"])
 
         def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
-            q = nets["critic"](params, obs, actions)  # [E, B]
+            q = self.q(params, obs, actions)  # [E, B]
             error = q - target
             return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
 
@@ -125,11 +146,40 @@ class IQL(ContinuousControl[IQLHyper]):
         metrics = {"critic_loss": loss_q, "value_loss": loss_v, "actor_loss": loss_pi, **weighted_means(means, weights)}
         return state, Aux(metrics, error)
 
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        value: Tensor = self.nets["value"](state.params["value"], obs)
+        return value
+
+
+class IQL(ImplicitQ, ContinuousControl[IQLFields]):
+    Hyper: ClassVar[type[Hyper]] = IQLHyper
+    name = "iql"
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        return self.named_networks(
+            IQLModel(
+                spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation, layer_norm=hp.layer_norm
+            )
+        )
+
+    def setup(self) -> None:
+        super().setup()
+        self.dist = DiagGaussian(self.spec.action.dim)
+
+    def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        q: Tensor = self.nets["critic"](params, obs, actions)
+        return q
+
+    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        return self.dist.log_prob(self.nets["actor"](params, obs), actions)
+
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         out, features = self.nets["actor"](state.params["actor"], obs, True)
         mean, log_std = self.dist.split(out)
         return Behaviour(mean, log_std.exp(), features)
 
-    def value(self, state: TrainState, obs: Obs) -> Tensor:
-        value: Tensor = self.nets["value"](state.params["value"], obs)
-        return value
+
+class IQLOnline(PriorData, IQL):
+    Hyper = IQLOnlineHyper
+    name = "iql_online"

@@ -15,14 +15,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.dynamics import Dynamics, DynamicsFields, DynamicsHyper
+from rl_training.algorithms.base import Aux, Batch, Obs, Phase, TrainState, Tree
+from rl_training.algorithms.dynamics import DynamicsFields, DynamicsHyper, ModelBased
 from rl_training.algorithms.hyper import Hyper
 from rl_training.algorithms.sac import SAC, SACFields, SACHyper
 from rl_training.data.source import Source
 from rl_training.data.synthetic import SyntheticReplay
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.dynamics import Imagined
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
@@ -72,37 +71,27 @@ class MBPOHyper(RolloutFields, DynamicsHyper, SACHyper):
     """Updates in a block; -1: one for each transition collected since the last block."""
 
 
-class MBPO(Algorithm[RolloutFields]):
+class MBPO(ModelBased[RolloutFields]):
     Hyper: ClassVar[type[Hyper]] = MBPOHyper
+    Policy: ClassVar[type[SAC]] = SAC  # what learns from the rollouts
     name = "mbpo"
-    actions = ("box",)
     targets: ClassVar[tuple[str, ...]] = SAC.targets
 
     @cached_property
     def sac(self) -> SAC:
-        fields = {name: getattr(self.hp, name) for name in SACHyper.model_fields if name in type(self.hp).model_fields}
-        return SAC(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **fields)
-
-    @cached_property
-    def dynamics(self) -> Dynamics:
-        return Dynamics(self.spec, self.hp).to(self.device)
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-        Dynamics.check(spec)
+        known = type(self.hp).model_fields
+        fields = {name: getattr(self.hp, name) for name in self.Policy.Hyper.model_fields if name in known}
+        return self.Policy(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **fields)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        return {**self.sac.networks(spec), "model": self.dynamics.network()}
+        return {**self.sac.networks(spec), **super().networks(spec)}
 
     def init_extra(self) -> dict[str, Any]:
-        own = {"dynamics": self.dynamics.init_extra(), "policy_step": torch.zeros((), dtype=torch.int64)}
-        return {**self.sac.init_extra(), **own}
+        return {**self.sac.init_extra(), **super().init_extra(), "policy_step": torch.zeros((), dtype=torch.int64)}
 
     def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         policy = self.sac.init_optimizers({name: params[name] for name in POLICY})
-        return {**policy, "model": self.dynamics.adam.init(params["model"])}
+        return {**policy, **super().init_optimizers(params)}
 
     # --- the policy ------------------------------------------------------------------------------------------------
 
@@ -181,11 +170,15 @@ class MBPO(Algorithm[RolloutFields]):
         hp = self.hp
         return {"synthetic": SyntheticReplay(self.spec, hp.synthetic_buffer_size, hp.rollout_batch, gamma=hp.gamma)}
 
+    @property
+    def real_rows(self) -> int:
+        """Rows of a batch of the policy that are real; they come first."""
+        return round(self.hp.real_ratio * self.hp.batch_size)  # type: ignore[attr-defined, no-any-return]
+
     def policy_phase(self, **fields: Any) -> Phase:
         """SAC on batches of real and model-made transitions."""
-        hp: Any = self.hp
-        real = round(hp.real_ratio * hp.batch_size)
-        made = hp.batch_size - real
+        real = self.real_rows
+        made = self.hp.batch_size - real  # type: ignore[attr-defined]
         if not real:
             return Phase("policy", self.policy_step, "synthetic", **fields)
         return Phase("policy", self.policy_step, batch_size=real, also=("synthetic", made) if made else None, **fields)
@@ -202,7 +195,7 @@ class MBPO(Algorithm[RolloutFields]):
     def phases(self) -> tuple[Phase, ...]:
         hp: Any = self.hp
         return (
-            *self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq),
+            *self.fit_phases(),
             *self.rollout_phases(hp.model_train_freq),
             self.policy_phase(every=hp.train_freq, times=hp.updates_per_block(self.num_envs)),
         )

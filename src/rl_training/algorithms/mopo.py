@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, Phase, UpdateResult
+from rl_training.algorithms.dynamics import with_model
 from rl_training.algorithms.hyper import OfflineHyper
 from rl_training.algorithms.mbpo import MBPO, RolloutFields
 from rl_training.models.dynamics import Imagined
@@ -61,9 +62,6 @@ class MOPO(MBPO):
     def update_model(self, batch: Batch) -> UpdateResult:
         """One gradient step of the model alone, on a batch of arrays or tensors."""
         params, opt, metrics = self.dynamics.gradient_step(self.state, self.standard_batch(batch))
-        state = self.state
-        self.state = state._replace(
-            params={**state.params, "model": params}, opt={**state.opt, "model": opt}, step=state.step + 1
-        )
+        self.state = with_model(self.state, params, opt)
         self.nets["model"].write_to(self.modules["model"], params)
         return UpdateResult({k: float(v) for k, v in metrics.items()}, 1)

@@ -9,17 +9,14 @@ Deviations: the reward is learned, not given; plans are scored by the elites onl
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.dynamics import Dynamics, DynamicsHyper
-from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
+from rl_training.algorithms.base import Aux, Batch, Obs, Phase, TrainState, Tree
+from rl_training.algorithms.dynamics import DynamicsHyper, ModelBased, with_model
 from rl_training.models.dynamics import Prediction, physical
 from rl_training.ops import rng
 from rl_training.ops.planning import CEM, colouring, shifted
@@ -54,24 +51,9 @@ class PETSHyper(DynamicsHyper):
         return self
 
 
-class PETS(Algorithm[PETSHyper]):
+class PETS(ModelBased[PETSHyper]):
     Hyper = PETSHyper
     name = "pets"
-    actions = ("box",)
-    targets: ClassVar[tuple[str, ...]] = ()
-
-    @cached_property
-    def dynamics(self) -> Dynamics:
-        return Dynamics(self.spec, self.hp).to(self.device)
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-        Dynamics.check(spec)
-
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        return {"model": self.dynamics.network()}
 
     def setup(self) -> None:
         hp, better = self.hp, self.hp.planner == "icem"
@@ -81,23 +63,13 @@ class PETS(Algorithm[PETSHyper]):
         )  # fmt: skip
         self.colour = colouring(hp.plan_horizon, hp.noise_beta).to(self.device) if better else None
 
-    def init_extra(self) -> dict[str, Any]:
-        return {"dynamics": self.dynamics.init_extra()}
-
-    def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        return {"model": self.dynamics.adam.init(params["model"])}
-
     def phases(self) -> tuple[Phase, ...]:
-        hp = self.hp
-        return self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq)
+        return self.fit_phases()
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One gradient step of the model: the algorithm used on its own."""
         params, opt, metrics = self.dynamics.gradient_step(state, batch)
-        state = state._replace(
-            params={**state.params, "model": params}, opt={**state.opt, "model": opt}, step=state.step + 1
-        )
-        return state, Aux({"loss": metrics.pop("model_loss"), **metrics})
+        return with_model(state, params, opt), Aux({"loss": metrics.pop("model_loss"), **metrics})
 
     # --- planning ------------------------------------------------------------------------------------------------
 

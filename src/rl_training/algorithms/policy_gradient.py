@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree, check_normalisable
 from rl_training.algorithms.hyper import RolloutHyper
-from rl_training.envs.spec import MASK, ArraySpec, EnvSpec
-from rl_training.errors import UserError
+from rl_training.envs.masks import split_mask
+from rl_training.envs.spec import EnvSpec
 from rl_training.models.policy import ActorCritic
 from rl_training.ops import distributions
 from rl_training.ops.normalise import init_moments, normalise, update_moments
@@ -57,8 +57,7 @@ class PolicyGradient(Algorithm[R]):
     def setup(self) -> None:
         self.optim = self.optimizer()
         self.dist = distributions.for_action(self.spec.action)
-        if self.hp.normalize_observations and not _is_vector(self.spec.unmasked):
-            raise UserError("normalize_observations needs a vector observation; images are scaled by the network")
+        check_normalisable(self.spec, self.hp.normalize_observations)
 
     def init_extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -96,10 +95,7 @@ class PolicyGradient(Algorithm[R]):
 
     def split(self, obs: Obs) -> tuple[Obs, Tensor | None]:
         """(the observation without its mask, the mask of allowed actions if there is one)"""
-        if not self.spec.masked:
-            return obs, None
-        rest = {name: x for name, x in obs.items() if name != MASK}
-        return rest if len(rest) > 1 else next(iter(rest.values())), obs[MASK] > 0
+        return split_mask(obs, self.spec.masked)
 
     def normalised(self, state: TrainState, obs: Obs) -> Obs:
         return normalise(state.extra["observations"], obs) if self.hp.normalize_observations else obs
@@ -186,7 +182,3 @@ class PolicyGradient(Algorithm[R]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         return self.values(state.params, self.observed(state, obs)[0])
-
-
-def _is_vector(spec: EnvSpec) -> bool:
-    return isinstance(spec.observation, ArraySpec) and len(spec.observation.shape) == 1

@@ -76,12 +76,15 @@ def take(values: Tensor, actions: Tensor) -> Tensor:
     """Values of the given actions: [B, A], [B] -> [B], or [B, A, Z], [B] -> [B, Z]."""
     if values.ndim == 2:
         return values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    index = actions.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-    return values.gather(1, index).squeeze(1)
+    chosen = actions.unsqueeze(-1) == torch.arange(values.shape[1], device=values.device)
+    return torch.where(chosen.unsqueeze(-1), values, 0.0).sum(1)  # no gather: the gradient of one is a scatter
 
 
 def under(values: Tensor, policy: Tensor) -> Tensor:
     """Values of a policy: an action [B], or probabilities [B, A] to average with."""
     if policy.ndim == 1:
-        return take(values, policy)
+        if values.ndim == 2:
+            return take(values, policy)
+        index = policy.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+        return values.gather(1, index).squeeze(1)  # no gradient goes this way
     return ((policy if values.ndim == 2 else policy.unsqueeze(-1)) * values).sum(1)

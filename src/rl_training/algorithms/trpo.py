@@ -2,12 +2,14 @@
 Fisher-vector products, scaled to the KL bound, and a backtracking line search that holds the step to it.
 
 One policy step on each whole rollout, then several epochs of minibatches for the critic. Iterations are fixed in
-number and chosen by selects, so the step compiles and runs for many seeds. Settings are named as in sb3-contrib.
+number and chosen by selects, so the steps compile and run for many seeds. Settings are named as in sb3-contrib.
 Deviations: generalised advantages (Schulman et al. 2016) instead of single-path Monte-Carlo estimates; products use
 the whole rollout, not a tenth of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from pydantic import Field
@@ -20,8 +22,9 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.models.policy import Actor, Critic
 from rl_training.ops import distributions
 from rl_training.ops.grad import hessian_product, value_and_grad
-from rl_training.ops.linesearch import backtracking, conjugate_gradient
+from rl_training.ops.linesearch import backtracking, begin_solver, solver_step
 from rl_training.ops.losses import weighted_mean, weighted_normalise
+from rl_training.ops.tree import tree_map
 
 
 class TRPOHyper(RolloutHyper):
@@ -80,10 +83,20 @@ class TRPO(PolicyGradient[TRPOHyper]):
     def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
         return self.policy_out(params, obs), self.values(params, obs)
 
+    def init_state(self, seed: int) -> TrainState:
+        """With room for the solver, so that each of its products can be a call of its own."""
+        state = super().init_state(seed)
+        solver = begin_solver(torch.zeros_like(state.params["actor"]))
+        return state._replace(extra={**state.extra, "solver": tree_map(torch.clone, solver)})
+
     def phases(self) -> tuple[Phase, ...]:
+        """Every iteration of the conjugate gradient is a call of one small graph: unrolled, the same products take
+        minutes to compile."""
         hp = self.hp
         return (
-            Phase("policy", self.policy_step, "rollout"),
+            Phase("gradient", self.gradient_step, "rollout", learns=False),
+            Phase("conjugate_gradient", self.solver_step, "rollout", times=hp.cg_max_steps, learns=False),
+            Phase("policy", self.search_step, "rollout"),
             Phase("critic", self.critic_step, "rollout", times=hp.n_critic_updates, batch_size=hp.batch_size),
         )
 
@@ -94,38 +107,58 @@ class TRPO(PolicyGradient[TRPOHyper]):
         return after._replace(step=state.step + 1), Aux({**policy.metrics, **critic.metrics})
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, net, old, weights = self.hp, self.nets["actor"], state.params["actor"], batch["weights"]
-        mask = batch.get("mask")
-        advantages = weighted_normalise(batch["advantages"], weights) if hp.normalize_advantage else batch["advantages"]
-        old_out = net(old, batch["obs"]).detach()
+        """The phases of the policy one after the other."""
+        state, _ = self.gradient_step(state, batch, key)
+        for _ in range(self.hp.cg_max_steps):
+            state, _ = self.solver_step(state, batch, key)
+        return self.search_step(state, batch, key)
 
-        def surrogate(params: Tensor) -> tuple[Tensor, Tensor]:
-            out = net(params, batch["obs"])
-            log_ratio = self.dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
-            ratio = torch.exp(torch.where(weights > 0, log_ratio, 0.0))  # rows that do not count cannot overflow
-            return weighted_mean(ratio * advantages, weights), out  # Eq. 14
+    def surrogate(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(Eq. 14, policy outputs)"""
+        hp, weights = self.hp, batch["weights"]
+        advantages = weighted_normalise(batch["advantages"], weights) if hp.normalize_advantage else batch["advantages"]
+        out = self.policy_out({"actor": params}, batch["obs"])
+        log_ratio = self.dist.log_prob(out, batch["actions"], batch.get("mask")) - batch["log_probs"]
+        ratio = torch.exp(torch.where(weights > 0, log_ratio, 0.0))  # rows that do not count cannot overflow
+        return weighted_mean(ratio * advantages, weights), out
+
+    def fisher(self, old: Tensor, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """App. C.1: products with the Hessian of the KL divergence where it is 0, and with the damping."""
+        old_out = self.policy_out({"actor": old}, batch["obs"]).detach()
 
         def divergence(params: Tensor) -> Tensor:
-            return weighted_mean(self.dist.kl(old_out, net(params, batch["obs"]), mask), weights)
+            out = self.policy_out({"actor": params}, batch["obs"])
+            return weighted_mean(self.dist.kl(old_out, out, batch.get("mask")), batch["weights"])
 
-        before, _, gradient = value_and_grad(surrogate, old)
-        fisher = hessian_product(divergence, old)  # app. C.1: the Hessian of the KL where it is 0
+        product = hessian_product(divergence, old)
+        return lambda vector: product(vector) + self.hp.cg_damping * vector
 
-        def product(vector: Tensor) -> Tensor:
-            return fisher(vector) + hp.cg_damping * vector
+    def gradient_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        _, _, gradient = value_and_grad(lambda params: self.surrogate(params, batch), state.params["actor"])
+        metrics = {"gradient_norm": torch.linalg.vector_norm(gradient)}
+        return state._replace(extra={**state.extra, "solver": begin_solver(gradient)}), Aux(metrics)
 
-        direction = conjugate_gradient(product, gradient, hp.cg_max_steps)
-        curvature = direction.dot(product(direction)).clamp(min=1e-20)
-        full_step = torch.sqrt(2.0 * hp.target_kl / curvature) * direction  # app. C: the largest step in the bound
+    def solver_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        solver = solver_step(self.fisher(state.params["actor"], batch), state.extra["solver"])
+        metrics = {"cg_residual": torch.linalg.vector_norm(solver["residual"])}
+        return state._replace(extra={**state.extra, "solver": solver}), Aux(metrics)
+
+    def search_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        """The largest step in the bound, then the longest part of it that holds the bound and improves."""
+        hp, old, direction = self.hp, state.params["actor"], state.extra["solver"]["solution"]
+        weights, mask = batch["weights"], batch.get("mask")
+        curvature = direction.dot(self.fisher(old, batch)(direction)).clamp(min=1e-20)
+        full_step = torch.sqrt(2.0 * hp.target_kl / curvature) * direction  # app. C
+        before, old_out = self.surrogate(old, batch)
 
         def accepts(fraction: Tensor) -> Tensor:
-            gain, out = surrogate(old + fraction * full_step)
+            gain, out = self.surrogate(old + fraction * full_step, batch)
             kl = weighted_mean(self.dist.kl(old_out, out, mask), weights)
             return (kl <= hp.target_kl) & (gain > before)
 
         fraction = backtracking(accepts, old, hp.line_search_max_iter, hp.line_search_shrinking_factor)
         params = old + fraction * full_step
-        after, out = surrogate(params)
+        after, out = self.surrogate(params, batch)
         metrics = {
             "policy_loss": -after,
             "kl": weighted_mean(self.dist.kl(old_out, out, mask), weights),

@@ -79,8 +79,9 @@ class ManagedAlgorithm:
             raise UserError("nothing has been trained yet: call learn() first, or load(path)")
         return self._agent
 
-    def predict(self, obs: Any, *, deterministic: bool = True, episode_start: Any = None) -> Any:
-        return self.agent.predict(obs, deterministic=deterministic, episode_start=episode_start)
+    def predict(self, obs: Any, *, deterministic: bool = True, **options: Any) -> Any:
+        """As `Agent.predict`."""
+        return self.agent.predict(obs, deterministic=deterministic, **options)
 
     def reset(self) -> None:
         """Begin new episodes: a recurrent agent forgets what it has seen."""

@@ -15,6 +15,7 @@ from rl_training.cli.doctor import doctor
 from rl_training.cli.dream import dream
 from rl_training.cli.evaluate import evaluate
 from rl_training.cli.export import export
+from rl_training.cli.finetune import finetune
 from rl_training.cli.lint_env import lint_env
 from rl_training.cli.listing import list_algorithms
 from rl_training.cli.plan import plan
@@ -66,6 +67,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "tune": (tune, "Search for better settings (Optuna)."),
     "tune-report": (tune_report, "Show a tuning study."),
     "resume": (resume, "Continue a run as if it had never stopped."),
+    "finetune": (finetune, "Go on in the environment after offline training."),
     "plan": (plan, "Say what a run will need, before it is started."),
     "lint-env": (lint_env, "Try an environment and say what is wrong with it."),
     "predict": (predict, "Print the action for an observation."),

@@ -53,6 +53,12 @@ Steps = Annotated[
         "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps of each seed: 50000, 5e4, 50k."
     ),
 ]
+NeededSteps = Annotated[
+    int,
+    typer.Option(
+        "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps of each seed: 50000, 5e4, 50k."
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, max=2**31 - 1, help="Train one agent.")]
 Seeds = Annotated[
     str | None, typer.Option("--seeds", metavar="LIST", help="Train several agents together: 0,1,2 or 0-4.")

@@ -27,6 +27,9 @@ def train(
     track: Annotated[
         list[str] | None, typer.Option("--track", metavar="NAME", help="Also show metrics in wandb, mlflow or trackio.")
     ] = None,
+    init_from: Annotated[
+        str | None, typer.Option("--init-from", metavar="RUN", help="Start from the networks of this run.")
+    ] = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
@@ -38,7 +41,7 @@ def train(
     """
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        output_dir=output_dir, device=device, execution=execution, trackers=track or None,
+        output_dir=output_dir, device=device, execution=execution, trackers=track or None, init_from=init_from,
     )  # fmt: skip
     from rl_training.experiment.trainer import Trainer
 

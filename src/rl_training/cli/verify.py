@@ -46,14 +46,15 @@ def verify(
         verdict = "reaches" if row["passed"] else "MISSES"
         if row.get("at_most"):
             verdict = "stays below" if row["passed"] else "EXCEEDS"
+        bar = f"{row['threshold']:g}" + (f" to {row['ceiling']:g}" if "ceiling" in row else "")
         of_return = row.get("statistic", "mean_return") == "mean_return"
         score = f"{row['score']:,.1f}" if of_return else f"{row['score']:.2f} ({row['statistic']})"
         rows = [
-            ("score", f"{score} {verdict} the bar of {row['threshold']:g}"),
+            ("score", f"{score} {verdict} the bar of {bar}"),
             ("bar from", row["source"]),
             ("trained", f"{row['total_timesteps']:,} steps, seeds {', '.join(map(str, row['seeds']))}"),
             ("time", f"{row['wall_time_s']:,.0f} s on {row['device']} ({row['execution']})"),
         ]
-        print(f"{row['algo']} on {row['env_id']}")
+        print(f"{row['algo']} on {row['env_id']}" + (f" ({row['variant']})" if row.get("variant") else ""))
         print(lines(rows))
     tell(f"written to {output or ledger.RESULTS}")

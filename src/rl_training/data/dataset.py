@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,19 @@ from rl_training.ops.tree import tree_items, tree_map
 Array = NDArray[Any]
 Obs = Any  # an array, or a dict of arrays
 REQUIRED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
+OPTIONAL = ("returns", "next_actions", "has_next")
 BLOCK = 1 << 16  # rows looked at together, so that a mapped file is never in memory whole
+
+
+class RewardRule(NamedTuple):
+    """clip(scale x r + shift): what was done to the rewards of an environment."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+    clip: tuple[float, float] | None = None
+
+
+AS_PAID = RewardRule()
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class TransitionDataset:
     returns: Array | None = None  # discounted sum of the rewards from here to the end of the episode
     next_actions: Array | None = None  # the action taken in next_obs
     has_next: Array | None = None  # is it known? Not in the last row of an episode
+    reward_rule: RewardRule = AS_PAID  # how the last `with_rewards` changed them: no part of the content
 
     def __post_init__(self) -> None:
         self.check()
@@ -56,7 +69,7 @@ class TransitionDataset:
 
     def columns(self) -> dict[str, Any]:
         """The columns that are there, by name."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
 
     def arrays(self) -> dict[str, Array]:
         """The same, flat: parts of a mixed observation as `obs/part`."""
@@ -146,12 +159,13 @@ class TransitionDataset:
         self, *, scale: float = 1.0, shift: float = 0.0, clip: Sequence[float] | None = None
     ) -> TransitionDataset:
         """clip(scale x r + shift)"""
-        if scale == 1.0 and shift == 0.0 and clip is None:
+        rule = RewardRule(scale, shift, None if clip is None else (float(clip[0]), float(clip[1])))
+        if rule == AS_PAID:
             return self
         rewards = scale * self.rewards.astype(np.float64) + shift
         if clip is not None:
             rewards = np.clip(rewards, clip[0], clip[1])
-        return replace(self, rewards=rewards.astype(np.float32), returns=None)
+        return replace(self, rewards=rewards.astype(np.float32), returns=None, reward_rule=rule)
 
     def first(self, size: int) -> TransitionDataset:
         """The first `size` rows; the episode that is cut there ends as truncated."""

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from rl_training.data.dataset import REQUIRED, Array, TransitionDataset
+from rl_training.data.dataset import OPTIONAL, REQUIRED, Array, TransitionDataset
 from rl_training.errors import UserError, did_you_mean
 
 MAPPED_FROM = 256 << 20  # bytes of an array from which it is mapped instead of read
 _D4RL = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminated", "timeouts": "truncated"}
-_OPTIONAL = ("returns", "next_actions", "has_next")
+MINARI_VERSION = "0.5.0"  # of the layout that is written
 FORMATS = ("npz", "hdf5", "minari")
 
 
@@ -54,7 +54,7 @@ def write_dataset(dataset: TransitionDataset, path: str | Path, kind: str | None
         elif kind == "hdf5":
             _write_hdf5(dataset, temporary)
         else:
-            _write_minari(dataset, temporary, env_id)
+            _write_minari(dataset, temporary, path, env_id)
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write the dataset to {path}: {error.strerror or error}") from None
@@ -73,7 +73,7 @@ def _existing(path: Path, what: str) -> Path:
 def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
     """The dataset that named arrays hold, under our names or those of D4RL."""
     named = {_D4RL.get(name, name): value for name, value in arrays.items()}
-    known = (*REQUIRED, *_OPTIONAL)
+    known = (*REQUIRED, *OPTIONAL)
     columns: dict[str, Any] = {k: v for k, v in named.items() if k in known}
     for name, value in named.items():
         column, slash, part = name.partition("/")
@@ -218,7 +218,7 @@ def _array(node: Any, path: Path, name: str) -> Array:
 
 
 def _read_hdf5(path: Path) -> TransitionDataset:
-    wanted = (*REQUIRED, *_OPTIONAL, *_D4RL)
+    wanted = (*REQUIRED, *OPTIONAL, *_D4RL)
     with _opened(_existing(path, "file")) as file:
         arrays = {name: _array(file[name], path, name) for name in file if name in wanted}
         return _build(arrays if arrays else dict.fromkeys(file), path)
@@ -275,7 +275,7 @@ def _read_minari(name: Path) -> TransitionDataset:
         return _named({name: np.concatenate(values) for name, values in parts.items()}, path)
 
 
-def _write_minari(dataset: TransitionDataset, path: Path, env_id: str) -> None:
+def _write_minari(dataset: TransitionDataset, path: Path, final: Path, env_id: str) -> None:
     if isinstance(dataset.obs, dict):
         raise UserError("mixed observations cannot be written as a Minari dataset yet; write npz instead")
     episodes = dataset.closed().episodes()
@@ -295,5 +295,25 @@ def _write_minari(dataset: TransitionDataset, path: Path, env_id: str) -> None:
             group["actions"], group["rewards"] = dataset.actions[part], dataset.rewards[part]
             group["terminations"], group["truncations"] = dataset.terminated[part], truncated[part]
         file.attrs["total_episodes"], file.attrs["total_steps"] = len(episodes), len(dataset)
-    meta = {"total_episodes": len(episodes), "total_steps": len(dataset), "data_format": "hdf5", "env_id": env_id}
+    meta = {
+        "total_episodes": len(episodes), "total_steps": len(dataset), "data_format": "hdf5",
+        "dataset_id": "/".join(final.absolute().parts[-2:]), "minari_version": MINARI_VERSION,
+        "observation_space": _space(dataset.obs), "action_space": _space(dataset.actions), "env_id": env_id,
+    }  # fmt: skip
     (data / "metadata.json").write_text(json.dumps(meta))
+
+
+def _space(values: Array) -> str:
+    """The space that values lie in, as Minari writes one: whole numbers of one column are choices, the rest is a box
+    without bounds (those of its type, for images)."""
+    if values.ndim == 1 and values.dtype.kind in "iu":
+        low = min(0, int(values.min()))
+        count = int(values.max()) - low + 1
+        return json.dumps({"type": "Discrete", "dtype": "int64", "start": low, "n": count})
+    if values.dtype.kind == "f":
+        low_high: tuple[float, float] = (-np.inf, np.inf)
+    else:
+        info = np.iinfo(values.dtype)
+        low_high = (int(info.min), int(info.max))
+    low, high = (np.full(values.shape[1:], bound).tolist() for bound in low_high)
+    return json.dumps({"type": "Box", "dtype": values.dtype.name, "shape": values.shape[1:], "low": low, "high": high})

@@ -6,11 +6,12 @@ that policy; expert: the deterministic policy at the end; medium-expert: both, h
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from rl_training.errors import UserError, did_you_mean
 
-LEVELS = ("random", "medium", "medium-replay", "expert", "medium-expert")
+Level = Literal["random", "medium", "medium-replay", "expert", "medium-expert"]
+LEVELS: tuple[str, ...] = get_args(Level)
 
 # Returns of a random and an expert policy as D4RL publishes them: what 0 and 100 mean.
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
@@ -30,6 +31,7 @@ class Teacher(NamedTuple):
 
 
 TEACHERS = {
+    "CartPole-v1": Teacher("dqn/cartpole", 150.0, 1_000),
     "Pendulum-v1": Teacher("sac/pendulum", -850.0, 250),
     "HalfCheetah-v5": Teacher("sac/halfcheetah", 3900.0, 10_000),
     "Hopper-v5": Teacher("sac/hopper", 1060.0, 10_000),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
+from rl_training.data.levels import Level, level_recipe
 from rl_training.errors import UserError, did_you_mean, explain
 
 Kind = Literal["random", "policy", "replay", "npz", "hdf5", "minari"]
@@ -25,6 +26,8 @@ class DatasetRecipe(BaseModel):
 
     kind: Kind = "random"
     """random (uniform actions), policy (rolled out by an agent), replay (the buffer of a run), npz, hdf5 or minari."""
+    level: Level | None = None
+    """Data of a named quality by our own agents, as D4RL has them, instead of kind, path and train."""
     path: str | None = None
     """The file; for policy and replay the checkpoint or run directory."""
     train: dict[str, Any] | None = None
@@ -56,6 +59,8 @@ class DatasetRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetRecipe:
+        if self.level is not None and (self.mix or self.path or self.train or self.kind != "random"):
+            raise ValueError("a level chooses the agent itself: leave kind, path, train and mix out")
         if self.mix:
             if self.path is not None or self.train is not None:
                 raise ValueError("a mix has no path and no agent of its own: put them into its parts")
@@ -77,6 +82,27 @@ class DatasetRecipe(BaseModel):
             raise ValueError("reward_clip needs its lower bound first")
         return self
 
+    @property
+    def changes_rewards(self) -> bool:
+        return (self.reward_scale, self.reward_shift, self.reward_clip) != (1.0, 0.0, None)
+
+
+class AgentRecipe(BaseModel):
+    """A trained agent: one that exists, or one that is trained first. Neither: there is none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    path: str | None = None
+    """Checkpoint or run directory."""
+    train: dict[str, Any] | None = None
+    """Train this agent first, and keep it: a config, or `preset: ppo/cartpole` and changes."""
+
+    @model_validator(mode="after")
+    def _one(self) -> AgentRecipe:
+        if self.path is not None and self.train is not None:
+            raise ValueError("give either path or train, not both")
+        return self
+
 
 def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = None, **fields: Any) -> TransitionDataset:
     """The dataset of a recipe, in its environment's terms: `load_transition_dataset(kind="npz", path="data.npz")`.
@@ -95,7 +121,9 @@ def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = Non
 
 
 def make_dataset(recipe: DatasetRecipe, env: EnvSource | None = None) -> TransitionDataset:
-    if recipe.mix:
+    if recipe.level is not None:
+        dataset = make_dataset(_of_level(recipe, env), env)
+    elif recipe.mix:
         dataset = _mixed(recipe, env)
     elif recipe.kind in FILES:
         assert recipe.path is not None
@@ -113,6 +141,14 @@ def make_dataset(recipe: DatasetRecipe, env: EnvSource | None = None) -> Transit
             raise UserError("reward_scale: return_range needs episodes with different returns; give a number instead")
         scale = 1000.0 / spread
     return dataset.with_rewards(scale=scale, shift=recipe.reward_shift, clip=recipe.reward_clip)
+
+
+def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
+    env_id = recipe.env_id or env
+    if not isinstance(env_id, str):
+        raise UserError(f"the level {recipe.level} of a dataset belongs to an environment with a name: give env_id")
+    assert recipe.level is not None
+    return DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
 
 
 def _mixed(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:

@@ -55,16 +55,17 @@ class Replay(Storage):
         return {**super().read(data, rows, tuple(name for name in names if name not in images)), **images}
 
     def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
+        corrections: dict[str, tuple[Tensor, Tensor]] = {}
         if self.hindsight is not None:
             self.hindsight.write(self, data, row, advance)
         if self.n_step > 1:  # an episode that was lost ends with its newest row, or a walk would go on into the next
             newest = self.slots(data["count"] - 1)
             lost = row["truncated"] & ~advance
-            data["truncated"].scatter_(-1, newest, data["truncated"].gather(-1, newest) | lost)
+            corrections = {"truncated": (newest, data["truncated"].gather(-1, newest) | lost)}
         if self.frames is not None:
             self.frames.write(self, data, row, advance)
             row = {k: v for k, v in row.items() if k not in ("obs", "next_obs")}
-        return super().write(data, row, advance)
+        return self.put(data, row, advance, corrections)
 
     def oldest(self, data: Data) -> Tensor:
         """Logical number of the oldest row still held, of each environment."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rl_training.data.storage import Data
 from rl_training.ops import rng
+from rl_training.ops.returns import n_step_window
 from rl_training.ops.tree import tree_map
+
+if TYPE_CHECKING:
+    from rl_training.data.dataset import RewardRule
+    from rl_training.data.replay import Replay
 
 Batch = dict[str, Any]
 
@@ -55,3 +60,45 @@ class MixedSource:
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
         return None
+
+
+class LikeDataset:
+    """Replay whose batches can stand beside those of a dataset: rewards under the dataset's rule and, with `horizon`,
+    the return of each row to the end of its episode, as far as that is at most `horizon` steps away and has been seen.
+    Elsewhere it is minus infinity: nothing is known."""
+
+    def __init__(self, replay: Replay, rule: RewardRule, horizon: int = 0) -> None:
+        self.replay, self.rule, self.horizon = replay, rule, horizon
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        return self.replay.init(seeds, device)
+
+    def rewards(self, rewards: Tensor) -> Tensor:
+        scale, shift, clip = self.rule
+        out = rewards if (scale, shift) == (1.0, 0.0) else scale * rewards + shift
+        return out if clip is None else out.clamp(*clip)
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        batch = self.replay.sample(data, key, batch_size, progress)
+        batch["rewards"] = self.rewards(batch["rewards"])
+        if self.horizon:
+            batch["returns"] = self.returns(data, batch["indices"])
+        return batch
+
+    def returns(self, data: Data, rows: Tensor) -> Tensor:
+        stride = self.replay.stride
+        env = rows // stride
+        newest = data["count"][env] - 1
+        time = newest - (newest - rows % stride) % stride
+        ahead = time.unsqueeze(-1) + torch.arange(self.horizon, device=rows.device)  # [B, H]
+        window = (env * stride).unsqueeze(-1) + ahead % stride
+        terminated, truncated = data["terminated"][window], data["truncated"][window]
+        there = ahead <= newest.unsqueeze(-1)
+        total, _, last = n_step_window(
+            self.rewards(data["rewards"][window]), terminated, truncated, there, self.replay.gamma
+        )
+        ended = (terminated | truncated).gather(-1, last.unsqueeze(-1)).squeeze(-1)
+        return torch.where(ended, total, -torch.inf)
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        self.replay.feedback(data, rows, priority)

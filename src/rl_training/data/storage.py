@@ -121,12 +121,25 @@ class Storage:
 
     def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
         """Write one transition of every environment ([S, N, ...]) in place; returns the flat rows written [S, N]."""
+        return self.put(data, row, advance, {})
+
+    def put(self, data: Data, row: Data, advance: Tensor, corrections: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """`write`, and corrections of rows that are there already.
+
+        `corrections`: by name of a column, other rows [S, N] of it and their values. A column is written to once: a
+        compiled graph that writes to it twice copies all of it.
+        """
         slots = self.slots(data["count"])
         seeds, total = slots.shape[0], self.num_envs * self.stride
-        flat = (slots + torch.arange(seeds, device=slots.device).unsqueeze(-1) * total).flatten()
+        base = torch.arange(seeds, device=slots.device).unsqueeze(-1) * total
         stored = {name: data[name] for name in row}
-        for (_, column), (_, value) in zip(tree_items(stored), tree_items(row), strict=True):
-            column.view(seeds * total, *column.shape[2:]).index_copy_(0, flat, value.flatten(0, 1).to(column.dtype))
+        for (name, column), (_, value) in zip(tree_items(stored), tree_items(row), strict=True):
+            rows = slots
+            if name in corrections:
+                others, values = corrections[name]
+                rows, value = torch.cat([others, slots], -1), torch.cat([values, value], 1)
+            flat = column.view(seeds * total, *column.shape[2:])
+            flat.index_copy_(0, (base + rows).flatten(), value.flatten(0, 1).to(column.dtype))
         data["count"].add_(advance)
         return slots
 

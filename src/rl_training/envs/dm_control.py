@@ -93,7 +93,7 @@ class DMControl(gym.Env[Any, Any]):
             ) from None
         return image
 
-    def render(self) -> Array:  # type: ignore[override]
+    def render(self) -> Array:
         return self._draw(256)
 
     def close(self) -> None:

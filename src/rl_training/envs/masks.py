@@ -38,6 +38,14 @@ class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
         return {"observation": obs, MASK: flat_mask(info[MASK])}
 
 
+def split_mask(obs: Any, masked: bool) -> tuple[Any, Any]:
+    """(the observation without its mask, where actions are allowed); no mask, where the environment has none."""
+    if not masked:
+        return obs, None
+    rest = {name: x for name, x in obs.items() if name != MASK}
+    return rest if len(rest) > 1 else next(iter(rest.values())), obs[MASK] > 0
+
+
 def flat_mask(mask: Any) -> Array:
     """One row of 0 and 1; a tuple of masks, one a component, is joined."""
     parts = mask if isinstance(mask, tuple | list) and len(mask) and np.ndim(mask[0]) else (mask,)

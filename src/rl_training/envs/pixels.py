@@ -62,7 +62,7 @@ class TinyPixels(gym.Env[Any, Any]):
         image: Array = cells.repeat(CELL, 1).repeat(CELL, 2)
         return image
 
-    def render(self) -> Array:  # type: ignore[override]
+    def render(self) -> Array:
         image: Array = self._image().transpose(1, 2, 0).repeat(16, 0).repeat(16, 1)
         return image
 

@@ -168,6 +168,13 @@ class SubEnvs:
             self._log.popleft()
         return [i for i, *_ in ended]
 
+    def restart(self, rows: Sequence[int], parity: int) -> None:
+        for i in rows:
+            self.buffers.episode[i] += 1
+            self._reset_one(i, parity)
+        self._check_finite(parity)
+        self._check_masks(parity)
+
     def get_states(self, parity: int) -> list[SubState]:
         return [self._get_one(i, parity) for i in range(len(self.envs))]
 
@@ -322,6 +329,10 @@ class SyncVectorEnv(VectorEnv):
             return Step(obs, obs, rewards, terminated, truncated, self._valid, [])
         copy_rows(obs, final_obs, ~(terminated | truncated))
         return Step(obs, final_obs, rewards, terminated, truncated, self._valid, episodes(self._buffers, done))
+
+    def restart(self, rows: Sequence[int]) -> bool:
+        self._sub.restart(rows, self._parity)
+        return True
 
     def current_obs(self) -> Obs:
         return self._buffers.halves[self._parity].obs

@@ -71,6 +71,10 @@ class VectorEnv(ABC):
     def step(self, actions: Array) -> Step:
         """Actions: `[M]` ints, `[M, k]` ints, or `[M, D]` floats (in [-1, 1] when the space is bounded)."""
 
+    def restart(self, rows: Sequence[int]) -> bool:
+        """Begin the next episode in these rows now; the running ones are not reported. False: this kind cannot."""
+        return False
+
     @abstractmethod
     def current_obs(self) -> Obs:
         """The batch to act on next: what the last `reset`, `step` or `set_state` left."""

@@ -30,7 +30,7 @@ STATE_TIMEOUT = 600.0  # replaying long episodes on resume takes a while
 
 # A command is one byte and the parity of the buffer to fill; a reply is one byte and a detail. Data travels in shared
 # memory. Pickle is used only between these processes (start-up and state capture), never for files.
-STEP, RESET, GET, SET, CLOSE = b"s", b"r", b"g", b"w", b"c"
+STEP, RESET, RESTART, GET, SET, CLOSE = b"s", b"r", b"a", b"g", b"w", b"c"
 OK, ENDED, RESTARTED, BAD_DATA, FAILED = b"k", b"e", b"n", b"b", b"f"
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,9 @@ def _work(
                 conn.send_bytes(ENDED if sub.step(actions.copy(), parity) else OK)
             elif command == RESET:
                 sub.reset(parity)
+                conn.send_bytes(OK)
+            elif command == RESTART:
+                sub.restart(conn.recv(), parity)
                 conn.send_bytes(OK)
             elif command == GET:
                 states = sub.get_states(parity)
@@ -235,6 +238,12 @@ class AsyncVectorEnv(VectorEnv):
         copy_rows(obs, final_obs, ~ended)
         done: list[int] = np.flatnonzero(ended & valid).tolist()
         return Step(obs, final_obs, rewards, terminated, truncated, valid, episodes(buffers, done))
+
+    def restart(self, rows: Sequence[int]) -> bool:
+        spans = [worker.rows for worker in self._workers]
+        own = [[i - span.start for i in rows if span.start <= i < span.stop] for span in spans]
+        self._revive(self._ask(RESTART, self._timeout, own))
+        return True
 
     def current_obs(self) -> Obs:
         return self._buffers.halves[self._parity].obs

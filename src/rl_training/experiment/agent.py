@@ -136,13 +136,15 @@ class Agent:
 
     @torch.no_grad()
     def predict(
-        self, obs: Any, *, deterministic: bool = True, episode_start: Any = None, action_mask: Any = None
-    ) -> Any:
+        self, obs: Any, *, deterministic: bool = True, episode_start: Any = None, action_mask: Any = None,
+        reward: Any = None,
+    ) -> Any:  # fmt: skip
         """Action(s) for the environment: for one observation, or a batch of them.
 
         A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
         it, or `episode_start` (a flag, or one for each observation). `memory.carry` can be kept and put back.
         `action_mask` is for environments that give the mask in info; one in the observation is read from there.
+        `reward` is what the last action was paid: decision_transformer takes it off the return that it still owes.
         """
         if action_mask is not None:
             if not self.algorithm.spec.masked:
@@ -155,11 +157,29 @@ class Agent:
                 raise UserError(f"the {MASK} allows no action of {self.algorithm.spec.env_id}")
         self._calls += 1
         key = self._key if deterministic else rng.fold(self._key, self._calls)
+        self._observe(reward, episode_start)
         carry = self.memory.read(count_rows(batch), episode_start)
         carry, action, _ = self.algorithm.select_action(self.state, carry, batch, key, explore=not deterministic)
         self.memory.write(carry)
         decoded = self._decoder.decode(action.cpu().numpy())
         return decoded[0] if single else decoded
+
+    def _observe(self, reward: Any, episode_start: Any) -> None:
+        """Tell the policy what its last action was paid, where it wants to know."""
+        if not self.algorithm.sees_rewards or self.memory.carry is None:
+            return
+        if reward is None:
+            if episode_start is not None and bool(np.all(episode_start)):
+                return
+            raise UserError(
+                f"{self.config.algo} must be told the reward of its last action: predict(obs, reward=...), or reset()"
+                " where an episode begins"
+            )
+        held = self.memory.carry["reward"]
+        paid = torch.as_tensor(np.asarray(reward, np.float32), device=held.device).reshape(-1)
+        if paid.shape != held.shape:
+            raise UserError(f"there are {paid.numel()} rewards for {held.numel()} running episodes")
+        self.memory.carry = self.algorithm.observe(self.memory.carry, paid)
 
     def reset(self) -> None:
         """Begin new episodes: a recurrent agent forgets what it has seen; others have nothing to forget."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rl_training.algorithms.base import Expert
 from rl_training.data.dataset import Array, TransitionDataset
-from rl_training.data.recipes import DatasetRecipe, EnvSource, make_dataset
+from rl_training.data.recipes import AgentRecipe, DatasetRecipe, EnvSource, make_dataset
 from rl_training.envs.making import make_env
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.spec import EnvSpec
@@ -49,6 +50,19 @@ def dataset_of(hyper: Any, env: EnvSource, env_kwargs: dict[str, Any], spec: Env
         return raw.encoded(spec, *spaces, normalize_actions=recipe.normalize_actions)
     finally:
         made.close()
+
+
+def expert_of(hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
+    """The policy that the `expert` recipe of an algorithm's settings stands for, on the training device."""
+    from rl_training.experiment.agent import Agent
+
+    recipe: AgentRecipe | None = getattr(hyper, "expert", None)
+    if recipe is None or (recipe.path is None and recipe.train is None):
+        return None
+    path = _trained(recipe.train) if recipe.train is not None else str(recipe.path)
+    agent = Agent.load(path, device=str(device))
+    agent._check_spec(spec.observation, spec.action)
+    return Expert(agent.algorithm, agent.state)
 
 
 def collect(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
@@ -90,6 +104,11 @@ class _Actor:
         self.carry: Any = agent.algorithm.init_carry(envs.num_envs) if agent is not None else ()
         self.fresh = self.carry
         self.steps = 0
+
+    def paid(self, rewards: Array) -> None:
+        """The rewards of the last actions, for agents that want to know."""
+        if self.agent is not None and self.agent.algorithm.sees_rewards:
+            self.carry = self.agent.algorithm.observe(self.carry, torch.tensor(rewards))
 
     def uniform(self) -> Array:
         action, m = self.envs.spec.action, self.envs.num_envs
@@ -141,6 +160,7 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
             "next_obs": tree_map(np.copy, step.final_obs), "terminated": step.terminated.copy(),
             "truncated": step.truncated.copy(),
         })  # fmt: skip
+        actor.paid(step.rewards)
         ended = step.terminated | step.truncated
         obs = tree_map(np.copy, step.obs)
     stacked = tree_map(lambda *xs: np.stack(xs, 1).reshape(m * steps, *np.shape(xs[0])[1:]), rows[0], *rows[1:])

@@ -53,6 +53,8 @@ class TrainConfig(BaseModel):
     """How many of the last checkpoints are kept, beside the best one."""
     stop_at_return: float | None = None
     """Stop when an evaluation's mean return reaches it."""
+    init_from: str | None = None
+    """Checkpoint or run whose networks this run starts from (same networks needed); empty: fresh ones."""
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics are shown as well: wandb, mlflow, trackio."""
     tags: dict[str, str] = Field(default_factory=dict)

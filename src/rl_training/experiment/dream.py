@@ -86,7 +86,9 @@ def play(agent: Agent, episodes: int, steps: int, seed: int = 0) -> Episodes:
         carry = tree_map(lambda x: x.to(device), algorithm.init_carry(episodes))
         key = rng.key_from_seed(0, EVALUATION_STREAM).to(device)
         going = np.ones(episodes, np.bool_)
-        seen, actions, rewards, alive = [tensors(envs.reset(episode=0))], [], [], [torch.as_tensor(going)]
+        seen, alive = [tensors(envs.reset(episode=0))], [torch.as_tensor(going)]
+        actions: list[Tensor] = []
+        rewards: list[Tensor] = []
         latest = seen[0]
         while len(actions) < steps and going.any():
             carry, action, _ = algorithm.select_action(agent.state, carry, latest, key, explore=False)

@@ -12,6 +12,7 @@ import torch
 
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.process import suitable_threads
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import choose_device, choose_mode
@@ -90,7 +91,7 @@ def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:
     block = loop.num_envs * int(getattr(trainer.algorithm.hp, "train_freq", 1))
     started = time.perf_counter()
     torch.set_float32_matmul_precision("high")
-    with trainer._threads():
+    with suitable_threads(trainer.algorithm):
         while loop.env_steps < total and loop.gradient_steps == 0:
             loop.advance(min(total, loop.env_steps + block))
         loop.advance(min(total, loop.env_steps + 4 * block))

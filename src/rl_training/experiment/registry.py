@@ -58,10 +58,19 @@ def _on_policy(name: str, class_name: str, target: str, summary: str, **defaults
     return Entry(name, class_name, target, "on-policy", "on_policy", ANY, summary, defaults)
 
 
+def _evolution(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "evolution", "evolution", ANY, summary, defaults)
+
+
 def _value(name: str, class_name: str, target: str, summary: str, **defaults: Any) -> Entry:
     return Entry(
         name, class_name, f"rl_training.algorithms.{target}", "value-based", "off_policy", DISCRETE, summary, defaults
     )
+
+
+def _imitation(name: str, class_name: str, loop: str, summary: str) -> Entry:
+    return Entry(name, class_name, f"rl_training.algorithms.{name}:{class_name}", "imitation", loop, ANY, summary)
 
 
 def _offline(
@@ -69,6 +78,11 @@ def _offline(
 ) -> Entry:
     target = f"rl_training.algorithms.{target}"
     return Entry(name, class_name, target, "offline", "offline", actions, summary, defaults)
+
+
+def _online(name: str, class_name: str, target: str, summary: str) -> Entry:
+    target = f"rl_training.algorithms.{target}"
+    return Entry(name, class_name, target, "offline", "off_policy", BOX, summary)
 
 
 _TABLE: tuple[Entry, ...] = (
@@ -102,6 +116,8 @@ _TABLE: tuple[Entry, ...] = (
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
     _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors corrected by V-trace (Espeholt et al. 2018)"),
     _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that share value features (Cobbe et al. 2021)"),
+    _evolution("ars", "ARS", "ars:ARS", "Augmented random search over (linear) policies (Mania et al. 2018)"),
+    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Evolution strategies on ranks (Salimans et al. 2017)"),
     Entry("sac", "SAC", "rl_training.algorithms.sac:SAC", "continuous control", "off_policy", BOX,
           "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
@@ -120,9 +136,15 @@ _TABLE: tuple[Entry, ...] = (
           "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     Entry("pets", "PETS", "rl_training.algorithms.pets:PETS", "model-based", "off_policy", BOX,
           "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
+    _imitation("gail", "GAIL", "on_policy", "Generative adversarial imitation with PPO (Ho & Ermon 2016)"),
+    _imitation("airl", "AIRL", "on_policy", "GAIL whose discriminator contains a reward (Fu et al. 2018)"),
+    _imitation("dagger", "DAgger", "off_policy",
+               "Cloning what an expert would do where the learner goes (Ross et al. 2011)"),
     Entry("dreamer", "Dreamer", "rl_training.algorithms.dreamer:Dreamer", "model-based", "off_policy",
           ("discrete", "box"), "Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
+    _offline("combo", "COMBO", "combo:COMBO",
+             "MOPO with critics that are conservative where its model goes (Yu et al. 2021)"),
     _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", ANY),
     _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
     _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
@@ -134,6 +156,18 @@ _TABLE: tuple[Entry, ...] = (
     _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
     _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
     _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
+    _offline("bcq", "BCQ", "bcq:BCQ", "Q-learning over actions the data could contain (Fujimoto et al. 2019)"),
+    _offline("marwil", "MARWIL", "marwil:MARWIL",
+             "Imitation weighted by the advantage of each action (Wang et al. 2018)", ANY),
+    _offline("discrete_cql", "DiscreteCQL", "discrete_cql:DiscreteCQL",
+             "Conservative Q-learning for discrete actions (Kumar et al. 2020)", DISCRETE),
+    _offline("discrete_iql", "DiscreteIQL", "discrete_iql:DiscreteIQL",
+             "Implicit Q-learning for discrete actions (Kostrikov et al. 2022)", DISCRETE),
+    _offline("decision_transformer", "DecisionTransformer", "decision_transformer:DecisionTransformer",
+             "Actions as a transformer's answer to a wanted return (Chen et al. 2021)", ("box", "discrete")),
+    _online("iql_online", "IQLOnline", "iql:IQLOnline", "IQL that goes on in the environment"),
+    _online("awac_online", "AWACOnline", "awac:AWACOnline", "AWAC that goes on in the environment"),
+    _online("cal_ql_online", "CalQLOnline", "cql:CalQLOnline", "Cal-QL that goes on in the environment"),
 )  # fmt: skip
 
 

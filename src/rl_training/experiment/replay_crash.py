@@ -25,6 +25,7 @@ from rl_training.experiment.agent import EnvSource, safe_env_id
 from rl_training.experiment.atomic import open_regular, strict_json
 from rl_training.experiment.checkpoint import CheckpointError, latest_valid
 from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.process import suitable_threads
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
@@ -157,7 +158,7 @@ def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
 def _train(trainer: Trainer) -> None:
     """To the end of the budget, without logging, evaluating or saving: none of them changes training."""
     total = trainer.config.total_timesteps // trainer.loop.num_envs * trainer.loop.num_envs
-    with trainer._threads():
+    with suitable_threads(trainer.algorithm):
         torch.set_float32_matmul_precision("high")
         try:
             trainer.loop.advance(total)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,19 +28,19 @@ from rl_training.experiment.checkpoint import (
     save_checkpoint,
     step_name,
 )
-from rl_training.experiment.collecting import dataset_of
+from rl_training.experiment.collecting import dataset_of, expert_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import MetricsLogger
 from rl_training.experiment.nan_dump import save_nan_dump
+from rl_training.experiment.process import stop_signals, suitable_threads
 from rl_training.experiment.progress import Progress
 from rl_training.experiment.stats import eval_summary
 from rl_training.experiment.trackers import Trackers, check_trackers
+from rl_training.experiment.warm_start import start_from
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.executor import Executor, choose_device, choose_mode
 from rl_training.runtime.loops import loop_class
-
-SMALL_NETWORK = 100_000  # parameters
 
 
 @dataclass
@@ -87,6 +85,8 @@ class Trainer:
             data = dataset_of(hyper, self.env, config.env_arguments("training"), self.envs.spec)
             self.algorithm.dataset = data
             self.dataset_hash = data.content_hash() if data is not None else None
+            if (expert := expert_of(hyper, self.envs.spec, self.device)) is not None:
+                self.algorithm.expert, self.dataset_hash = expert, expert.content_hash()
             self.loop = loop_cls(  # type: ignore[call-arg]
                 self.algorithm, self.envs, self.seeds, config.total_timesteps, Executor(self.choice.mode, self.device)
             )
@@ -106,6 +106,8 @@ class Trainer:
             self.env_restored: str | None = None
             if checkpoint is not None:
                 self._restore(checkpoint)
+            elif config.init_from is not None:
+                start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
         except BaseException:
             self.envs.close()
@@ -158,8 +160,9 @@ class Trainer:
         meta = checkpoint.meta
         if meta.get("dataset_hash") != self.dataset_hash:
             raise UserError(
-                f"the dataset is not the one that this run trained on: its content hash is {self.dataset_hash}, the"
-                f" checkpoint says {meta.get('dataset_hash')}; put the old file back, or start a new run"
+                "the dataset or expert is not the one that this run trained on: its content hash is"
+                f" {self.dataset_hash}, the checkpoint says {meta.get('dataset_hash')}; put the old file back, or start"
+                " a new run"
             )
         self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
         self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
@@ -188,7 +191,7 @@ class Trainer:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        with self._signals(), self._threads():  # until the environments are closed
+        with stop_signals(self._on_signal), suitable_threads(self.algorithm):  # until the environments are closed
             return self._run()
 
     def _run(self) -> TrainResult:
@@ -224,20 +227,9 @@ class Trainer:
             self.envs.close()
             self.evaluator.close()
 
-    @contextlib.contextmanager
-    def _threads(self) -> Iterator[None]:
-        """One thread for small networks on the CPU: several only wait for each other, badly so on a busy machine.
-        OMP_NUM_THREADS decides where it is set."""
-        parameters = sum(net.size for net in self.algorithm.nets.values())
-        if self.device.type != "cpu" or parameters > SMALL_NETWORK or "OMP_NUM_THREADS" in os.environ:
-            yield
-            return
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def _on_signal(self, number: int) -> None:
+        self._signal = number
+        self._stop = f"{signal.Signals(number).name} received"
 
     def _announce(self) -> None:
         mode, reason = self.choice
@@ -442,24 +434,6 @@ class Trainer:
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(self, *arguments)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a stop; the run then saves and ends. Only the main thread can be told."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handler(number: int, _frame: Any) -> None:
-            self._signal = number
-            self._stop = f"{signal.Signals(number).name} received"
-
-        old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, previous in old.items():
-                signal.signal(number, previous)
 
 
 def train(config: TrainConfig, **options: Any) -> TrainResult:

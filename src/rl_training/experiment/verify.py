@@ -7,23 +7,32 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment.atomic import atomic_write_json
-from rl_training.experiment.config import TrainConfig, make_config
+from rl_training.experiment.config import TrainConfig, make_config, merge
 from rl_training.experiment.run_dir import library_versions
 
 if TYPE_CHECKING:
     from rl_training.experiment.trainer import TrainResult
 
 RESULTS = Path("results")
+
+
+class Bar(NamedTuple):
+    """The scores that pass."""
+
+    low: float
+    high: float
 
 
 class LedgerEntry(BaseModel):
@@ -38,13 +47,17 @@ class LedgerEntry(BaseModel):
     threshold: float
     at_most: bool = False  # the bar is an upper one: what must NOT be reached, such as by a policy without memory
     variant: str = ""  # tells two entries of one algorithm and environment apart
+    above: str = ""  # the bar is `threshold` above this algorithm's score in the same environment and variant
+    like_data: bool = False  # the bar is the dataset's own mean return, from below and from above
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes of the preset
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
+    eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
     source: str  # where the bar comes from
 
-    def passes(self, score: float) -> bool:
-        return score <= self.threshold if self.at_most else score >= self.threshold
+    def passes(self, score: float, bar: Bar) -> bool:
+        return bar.low <= score <= bar.high
 
     @property
     def name(self) -> str:
@@ -71,9 +84,21 @@ def find(algo: str, env: str | None = None) -> list[LedgerEntry]:
 
 def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes: Any) -> TrainConfig:
     chosen = tuple(seeds) if seeds else entry.seeds
+    if entry.eval_interval:
+        changes = {"eval_interval": entry.eval_interval, **changes}
+    if entry.algo_kwargs:
+        changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
     return make_config(
         entry.preset, seeds=chosen, total_timesteps=entry.total_timesteps, eval_episodes=entry.eval_episodes, **changes
     )
+
+
+def steps_to(curve: dict[str, Any], bar: float) -> int | None:
+    """The first evaluation from which on the mean return of all seeds stays at the bar or above; none: never."""
+    reached: int | None = None
+    for step, score in zip(curve["step"], curve["mean_return"], strict=True):
+        reached = None if score < bar else step if reached is None else reached
+    return reached
 
 
 def run_entry(
@@ -84,6 +109,7 @@ def run_entry(
     from rl_training.experiment.trainer import Trainer
 
     config = config_of(entry, seeds, **changes)
+    base = _score_of(entry, output, seeds=seeds, progress=progress, **changes) if entry.above else 0.0
     interval = config.eval_interval or max(1, entry.total_timesteps // 10)
     config = config.model_copy(update={"eval_interval": interval})
     trained = Trainer(config, progress=progress).run()
@@ -91,18 +117,53 @@ def run_entry(
         raise UserError(
             f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` goes on with this run"
         )
-    result = result_of(entry, config, trained)
+    result = result_of(entry, config, trained, base)
     output.mkdir(parents=True, exist_ok=True)
     atomic_write_json(output / f"{entry.name}.json", result)
     return result
 
 
-def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> dict[str, Any]:
+def _score_of(entry: LedgerEntry, output: Path, **options: Any) -> float:
+    """The score that `above` refers to: as measured before, or measured now."""
+    other = next((row for row in find(entry.above, entry.env_id) if row.variant == entry.variant), None)
+    if other is None:
+        raise UserError(f"{entry.name} is held above {entry.above}, which has no entry of the same kind")
+    path = output / f"{other.name}.json"
+    row = json.loads(path.read_text()) if path.is_file() else run_entry(other, output=output, **options)
+    return float(row["score"])
+
+
+def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base: float = 0.0) -> Bar:
+    """What the score is held to. `base` is the score of the algorithm that `above` names.
+
+    like_data: the interval of the score must meet that of the episodes' returns in the dataset.
+    """
+    if entry.like_data:
+        low, high = data_interval(config)
+        slack = 0.5 * (final["ci95"][1] - final["ci95"][0])
+        return Bar(low - slack, high + slack)
+    threshold = base + entry.threshold
+    return Bar(-math.inf, threshold) if entry.at_most else Bar(threshold, math.inf)
+
+
+def data_interval(config: TrainConfig) -> tuple[float, float]:
+    """95 % interval of the mean return of the episodes that a config's dataset holds, in the environment's rewards."""
+    from rl_training.data.recipes import make_dataset
+
+    plain = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_clip": None}
+    returns = make_dataset(config.hyper().dataset.model_copy(update=plain), config.env_id).episode_returns()
+    half = 1.96 * float(returns.std(ddof=1)) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
+    mean = float(np.mean(returns))
+    return mean - half, mean + half
+
+
+def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, base: float = 0.0) -> dict[str, Any]:
     """What the ledger keeps of a finished run: scores of every seed, the curve, versions, the whole config."""
     from rl_training.experiment.metrics import read_metrics
 
     final = trained.final_eval
     score = float(final[entry.statistic])
+    bar = bar_of(entry, config, final, base)
     curve: dict[str, Any] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
     per_seed: dict[str, list[float]] = {}
     for row in read_metrics(trained.run_dir):
@@ -123,12 +184,14 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult) -> 
         "total_timesteps": entry.total_timesteps,
         "completed": trained.status == "completed",
         "seeds": list(config.all_seeds),
-        "threshold": entry.threshold,
+        "threshold": bar.high if entry.at_most else bar.low,
         "at_most": entry.at_most,
+        **({"ceiling": bar.high} if entry.like_data else {}),
+        **({"above": entry.above} if entry.above else {}),
         "source": entry.source,
         "statistic": entry.statistic,
         "score": score,
-        "passed": trained.status == "completed" and entry.passes(score),
+        "passed": trained.status == "completed" and entry.passes(score, bar),
         "final_eval": final,
         "curve": {**curve, "per_seed": per_seed},
         "env_steps": trained.summary["env_steps"],

@@ -14,6 +14,7 @@ from rl_training.models.continuous import (
     TD3Model,
 )
 from rl_training.models.dynamics import EnsembleDynamics, MLPMOPOEnsembleModel
+from rl_training.models.imitation import MLPAIRLReward, MLPGAILDiscriminator
 from rl_training.models.offline import AWACModel, GaussianActor, IQLModel, MLPIQLModel, StateValue
 from rl_training.models.policy import ActorCritic
 from rl_training.models.recurrent import GRU, LSTM, MLPRecurrentQNetwork, RecurrentActorCritic, RecurrentQNetwork
@@ -53,10 +54,12 @@ __all__ = [
     "GaussianActor",
     "IQLModel",
     "ImplicitQuantileNetwork",
+    "MLPAIRLReward",
     "MLPC51QNetwork",
     "MLPD4PGModel",
     "MLPDiscreteSACModel",
     "MLPFQFNetwork",
+    "MLPGAILDiscriminator",
     "MLPIQLModel",
     "MLPIQNNetwork",
     "MLPMOPOEnsembleModel",

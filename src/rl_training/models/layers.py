@@ -9,35 +9,9 @@ from torch import Tensor, nn
 
 from rl_training.ops import rng
 
-# Coefficients of the rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use (error: a few ulp).
-_TANH_ODD = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
-             1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
-_TANH_EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-
-
-class Tanh(nn.Module):
-    """tanh; in graphs for the CPU a rational function, because the vectorised library call costs as much as the matrix
-    products of a small policy network. First derivatives only there: 1 - tanh^2 is attached by hand.
-    Exported graphs have the operator itself: the ONNX optimiser takes coefficients like 2e-13 for zero."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or x.device.type != "cpu":
-            return torch.tanh(x)
-        fixed = torch.clamp(x.detach(), -7.90531110763549805, 7.90531110763549805)
-        square = fixed * fixed
-        odd = torch.full_like(square, _TANH_ODD[0])
-        for coefficient in _TANH_ODD[1:]:
-            odd = odd * square + coefficient
-        even = torch.full_like(square, _TANH_EVEN[0])
-        for coefficient in _TANH_EVEN[1:]:
-            even = even * square + coefficient
-        y = fixed * odd / even
-        return y + (x - x.detach()) * (1.0 - y * y)
-
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
-    "tanh": Tanh,
+    "tanh": nn.Tanh,
     "silu": nn.SiLU,
     "elu": nn.ELU,
     "gelu": nn.GELU,

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.continuous import Actor, EnsembleCritic, vector_spec
 from rl_training.models.layers import Scalar
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import mlp, torso
+from rl_training.models.value import EnsembleQNetwork
+from rl_training.ops.distributions import for_action
 
 LOG_STD = (-5.0, 2.0)
 
@@ -67,6 +69,83 @@ class AWACModel(nn.Module):
         self.spec = spec
         self.actor = GaussianActor(spec, hidden_sizes, activation)
         self.critic = EnsembleCritic(spec, num_critics, hidden_sizes, activation)
+
+
+class DiscreteIQLModel(nn.Module):
+    """Categorical policy, critics that value every action at once, and a value V(s)."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 2, activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.actor = Actor(spec, spec.action.n, hidden_sizes, activation)  # logits [B, A]
+        self.critic = EnsembleQNetwork(spec, num_critics, hidden_sizes, activation)
+        self.value = StateValue(spec, hidden_sizes, activation)
+
+
+class ImitationModel(nn.Module):
+    """A policy for actions of any kind, and a value V(s): MARWIL."""
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, activation: str = "relu") -> None:
+        super().__init__()
+        self.spec = spec
+        if spec.action.kind == "box":
+            self.actor: Actor = GaussianActor(spec, hidden_sizes, activation)
+        else:
+            self.actor = Actor(spec, for_action(spec.action).size, hidden_sizes, activation)
+        self.value = StateValue(spec, hidden_sizes, activation)
+
+
+class ActionVAE(nn.Module):
+    """A conditional variational autoencoder of actions: two latents for each action dimension.
+
+    `vae(obs, z)` decodes latents [B, Z] to actions in [-1, 1]. `vae(obs, noise, actions)` encodes the actions and gives
+    (mean, log_std [B, Z], the action decoded from mean + std x noise).
+    """
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
+        super().__init__()
+        size, actions = spec.obs_dim, spec.action.dim
+        last = hidden_sizes[-1] if hidden_sizes else size + actions
+        self.encoder = mlp(size + actions, hidden_sizes, activation)
+        self.latent = nn.Linear(last, 4 * actions)  # mean and log-deviation
+        self.decoder = mlp(size + 2 * actions, hidden_sizes, activation)
+        self.head = nn.Linear(hidden_sizes[-1] if hidden_sizes else size + 2 * actions, actions)
+
+    def forward(self, obs: Tensor, noise: Tensor, actions: Tensor | None = None) -> Any:
+        if actions is None:
+            return torch.tanh(self.head(self.decoder(torch.cat([obs, noise], -1))))
+        mean, log_std = self.latent(self.encoder(torch.cat([obs, actions], -1))).chunk(2, -1)
+        log_std = log_std.clamp(-4.0, 15.0)
+        return mean, log_std, self(obs, mean + log_std.exp() * noise)
+
+
+class Perturbation(nn.Module):
+    """In which direction, and how far in [-1, 1], an action is moved: [B, A]."""
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
+        super().__init__()
+        size = spec.obs_dim + spec.action.dim
+        self.torso = mlp(size, hidden_sizes, activation)
+        self.head = nn.Linear(hidden_sizes[-1] if hidden_sizes else size, spec.action.dim)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        return torch.tanh(self.head(self.torso(torch.cat([obs, actions], -1))))
+
+
+class BCQModel(nn.Module):
+    """Autoencoder, perturbation and twin critics: BCQ."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (400, 300), *, vae_hidden_sizes: Sequence[int] = (750, 750),
+        activation: str = "relu",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.spec = spec
+        self.vae = ActionVAE(spec, vae_hidden_sizes, activation)
+        self.perturbation = Perturbation(spec, hidden_sizes, activation)
+        self.critic = EnsembleCritic(spec, 2, hidden_sizes, activation)
 
 
 class MLPIQLModel(IQLModel):

@@ -7,38 +7,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Solver = dict[str, Tensor]  # solution, residual and direction [P] of a conjugate gradient that is under way
+
+
+def begin_solver(b: Tensor) -> Solver:
+    """Solve A x = b from x = 0, with `b` [P]."""
+    return {"solution": torch.zeros_like(b), "residual": b, "direction": b}
+
+
+def solver_step(matvec: Callable[[Tensor], Tensor], solver: Solver, tol: float = 1e-10) -> Solver:
+    """One iteration (Hestenes and Stiefel 1952), with one product; once the squared residual is at or below `tol` the
+    solution stands still."""
+    solution, residual, direction = (solver[k] for k in ("solution", "residual", "direction"))
+    residual_sq = residual.dot(residual)
+    running = residual_sq > tol
+    product = matvec(direction)
+    curvature = torch.where(running, direction.dot(product), 1.0)
+    step = torch.where(running, residual_sq, 0.0) / curvature
+    residual = residual - step * product
+    grown = residual.dot(residual) / torch.where(running, residual_sq, 1.0)
+    return {"solution": solution + step * direction, "residual": residual, "direction": residual + grown * direction}
+
 
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10, tol: float = 1e-10
 ) -> Tensor:
-    """Solve A x = b for a symmetric positive definite A given by `matvec`, with `b` `[P]` (Hestenes and Stiefel 1952).
-
-    Always runs `iterations` products; once the squared residual is at or below `tol` the solution stands still.
-    """
-    solution, residual, direction = torch.zeros_like(b), b, b
-    residual_sq = residual.dot(residual)
+    """The solution of A x = b for a symmetric positive definite A given by `matvec`, after `iterations` products."""
+    solver = begin_solver(b)
     for _ in range(iterations):
-        running = residual_sq > tol
-        product = matvec(direction)
-        curvature = torch.where(running, direction.dot(product), 1.0)
-        step = torch.where(running, residual_sq, 0.0) / curvature
-        solution = solution + step * direction
-        residual = residual - step * product
-        next_residual_sq = residual.dot(residual)
-        direction = residual + direction * (next_residual_sq / torch.where(running, residual_sq, 1.0))
-        residual_sq = next_residual_sq
-    return solution
+        solver = solver_step(matvec, solver, tol)
+    return solver["solution"]
 
 
 def backtracking(
     accepts: Callable[[Tensor], Tensor], like: Tensor, iterations: int = 10, shrink: float = 0.8
 ) -> Tensor:
-    """The first step fraction among 1, shrink, shrink^2, ... that `accepts`; 0 if none (TRPO, app. C).
+    """The largest step fraction among 1, shrink, shrink^2, ... that `accepts`; 0 if none (TRPO, app. C).
 
-    `accepts` maps a 0-dim fraction to a 0-dim bool. Every fraction is tried; dtype and device are those of `like`.
+    `accepts` maps a 0-dim fraction to a 0-dim bool. All fractions are tried at once, as a batch: a graph holds the
+    trial once, however many there are. dtype and device are those of `like`.
     """
-    chosen = torch.zeros((), dtype=like.dtype, device=like.device)
-    for i in range(iterations - 1, -1, -1):  # from the smallest: the largest accepted fraction has the last word
-        fraction = torch.full((), shrink**i, dtype=like.dtype, device=like.device)
-        chosen = torch.where(accepts(fraction), fraction, chosen)
-    return chosen
+    fractions = torch.pow(shrink, torch.arange(iterations, dtype=like.dtype, device=like.device))
+    return torch.where(torch.vmap(accepts)(fractions), fractions, 0.0).amax()

@@ -19,10 +19,15 @@ def update_moments(moments: Moments, x: Tensor, weights: Tensor) -> Moments:
     n = weights.sum()
     mean = (w * x).sum(0) / n.clamp(min=1e-8)
     var = (w * (x - mean) ** 2).sum(0) / n.clamp(min=1e-8)
-    total = moments["count"] + n
-    delta = mean - moments["mean"]
-    spread = moments["var"] * moments["count"] + var * n + delta**2 * moments["count"] * n / total
-    return {"mean": moments["mean"] + delta * n / total, "var": spread / total, "count": total}
+    return merge_moments(moments, {"mean": mean, "var": var, "count": n})
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """The moments of both sets together; two empty ones stay empty."""
+    count, n, delta = a["count"], b["count"], b["mean"] - a["mean"]
+    total = (count + n).clamp(min=1e-8)
+    spread = a["var"] * count + b["var"] * n + delta**2 * count * n / total
+    return {"mean": a["mean"] + delta * n / total, "var": spread / total, "count": count + n}
 
 
 def normalise(moments: Moments, x: Tensor, clip: float = 10.0) -> Tensor:

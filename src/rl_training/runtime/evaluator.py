@@ -74,6 +74,8 @@ class Evaluator:
             carry, actions = policy(train, carry, tree_map(batched, obs))
             step = self.envs.step(actions.flatten(0, 1).cpu().numpy())
             obs = step.obs
+            if algorithm.sees_rewards:
+                carry = algorithm.observe(carry, batched(step.rewards).clone())  # the array is used again
             for episode in step.episodes:
                 if len(returns[episode.index]) < self.quota[episode.index % self.width]:
                     returns[episode.index].append(episode.ret)

@@ -86,8 +86,24 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
     fn = _own_code(fn)
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     if device.type == "cpu":
-        options["cpp_wrapper"] = True
-    return torch.compile(fn, fullgraph=True, dynamic=False, options=options)
+        from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
+
+        options |= {"cpp_wrapper": True, "post_grad_custom_post_pass": CpuRewrites()}
+    graph = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
+
+    def call(*args: Any) -> Any:
+        try:
+            return graph(*args)
+        except Exception as error:
+            if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(
+                    f"torch {torch.__version__} cannot compile '{fn.__name__}' ({reason}): set execution to eager,"
+                    " which gives the same results more slowly, or take another version of torch"
+                ) from error
+            raise
+
+    return call
 
 
 def _own_code(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -199,9 +199,11 @@ class Learner:
         """Store the loaded transition and return the next actions [M, ...] as an array."""
         return self._host(self._interact(self.tree, self.inputs))
 
-    @torch.no_grad()
     def act(self) -> np.ndarray:
-        return self._host(self.act_fn(self.tree, self.inputs))
+        """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
+        next one replaces it."""
+        self.inputs["scalars"][..., 4] = 0.0
+        return self.interact()
 
     @torch.no_grad()
     def write(self) -> None:
@@ -278,7 +280,7 @@ class ReplayLearner(Learner):
         self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
         if (prior := algorithm.prior()) is not None:
-            self.sources["mixed"] = MixedSource(store, *prior)
+            self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
@@ -355,7 +357,11 @@ class RolloutLearner(Learner):
         super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
         self.rollouts, self.phases = 0, algorithm.phases()
         self.scratch: dict[str, Any] = {}  # the batch of each source, and where its minibatches are cut
+        prior = algorithm.prior()
+        self.prior: Source | None = prior[0] if prior is not None else None
+        self.tree["prior"] = self.prior.init(len(self.seeds), self.device) if self.prior is not None else {}
         self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
+        self._write = executor.wrap(self.write_fn, self.small_state)
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
         self._steps = {
             phase.name: executor.wrap(self.step_of(phase), lambda: {**self.small_state(), "scratch": self.scratch})
@@ -368,6 +374,9 @@ class RolloutLearner(Learner):
         _, batch = self.prepare_fn(self.tree)
         rows = {name: batch[name] for name in phase.columns if name in batch}
         return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
+
+    def write(self) -> None:
+        self._write(self.tree, self.inputs)
 
     def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
@@ -387,16 +396,14 @@ class RolloutLearner(Learner):
     def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
         """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
 
-        def one(train: TrainState, batch: Batch, order: Tensor, key: Tensor, offset: Tensor) -> Any:
-            batch = self._cut(phase, batch, order, offset)
+        def one(train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]) -> Any:
+            batch = self._cut(phase, train, key, scratch, prior)
             new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
             return new, aux.metrics
 
         def step(tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
             before = tree["train"].step.clone()
-            new, metrics = self.per_seed(one)(
-                tree["train"], scratch["batch"], scratch["order"], tree["keys"], scratch["offset"]
-            )
+            new, metrics = self.per_seed(one)(tree["train"], tree["keys"], scratch, tree["prior"])
             copy_into(tree["train"], new)
             if phase.batch_size:
                 scratch["offset"].add_(phase.batch_size)
@@ -405,17 +412,32 @@ class RolloutLearner(Learner):
 
         return step
 
-    def _cut(self, phase: Phase, batch: Batch, order: Tensor, offset: Tensor) -> Batch:
-        """The next rows of one seed's batch; all of it for a phase without minibatches."""
-        if not phase.batch_size:
-            return batch
-        rows = order[offset + torch.arange(phase.batch_size, device=order.device)]
-        return tree_map(lambda x: x[rows], batch)
+    def _cut(
+        self, phase: Phase, train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]
+    ) -> Batch:
+        """What one seed's next step reads: rows of the rollout, of the fixed data, or of both."""
+
+        def fixed(rows: int) -> Batch:
+            assert self.prior is not None, f"{self.algorithm.name} names no fixed data"
+            return self.prior.sample(prior, rng.fold(rng.fold(key, SAMPLE), train.step), rows, train.progress)
+
+        if phase.source == "prior":
+            return fixed(phase.batch_size or self.algorithm.hp.batch_size)
+        batch: Batch = scratch["batch"]
+        if phase.batch_size:
+            order = scratch["order"]
+            rows = order[scratch["offset"] + torch.arange(phase.batch_size, device=order.device)]
+            batch = tree_map(lambda x: x[rows], batch)
+        if phase.also is not None:
+            more = fixed(phase.also[1])
+            batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
+        return batch
 
     def minibatch(self, phase: Phase, scratch: dict[str, Any]) -> Batch:
         """What the next step of a phase reads, of every seed."""
         cut = self.per_seed(lambda *trees: self._cut(phase, *trees))
-        return cut(scratch["batch"], scratch["order"], scratch["offset"])  # type: ignore[no-any-return]
+        tree = self.tree
+        return cut(tree["train"], tree["keys"], scratch, tree["prior"])  # type: ignore[no-any-return]
 
     def learn(self) -> tuple[dict[str, Tensor], int]:
         """The metrics of the last steps, and how many gradient steps were taken."""
@@ -429,11 +451,11 @@ class RolloutLearner(Learner):
         for phase in self.phases:
             if phase.window > 1:
                 self._remember(phase, batch)
-            if (self.rollouts + 1) % phase.every == 0:
+            if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
                 for _ in range(phase.calls(0, 0)):
                     latest, taken = self._epoch(phase, scratch)
-                    metrics, updates = {**metrics, **latest}, updates + taken
+                    metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
 
@@ -462,6 +484,8 @@ class RolloutLearner(Learner):
 
     def _epoch(self, phase: Phase, scratch: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
         rows = scratch["order"].shape[1]
+        if phase.source == "prior":
+            return self._steps[phase.name](self.tree, scratch), 1
         if phase.batch_size:
             with torch.no_grad():
                 scratch["order"].copy_(self.shuffle_fn(self.tree, rows))

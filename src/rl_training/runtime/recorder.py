@@ -83,6 +83,7 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
     names: dict[str, Any] = {}  # of the operations and constants in the source
     numbers: dict[int, str] = {}
     lines: list[str] = []
+    last: dict[str, int] = {}  # line that reads a name last: then its memory is freed, as without a recording
 
     def constant(value: Any) -> str:
         if id(value) not in numbers:
@@ -93,7 +94,10 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
     def text(value: Any) -> str:
         if isinstance(value, torch.fx.Node):
             value = same.get(value, value)
-            return constant(known[value]) if value in known else value.name
+            if value in known:
+                return constant(known[value])
+            last[value.name] = len(lines)
+            return str(value.name)
         if isinstance(value, list | tuple):
             return "[" + ", ".join(map(text, value)) + "]"
         return repr(value) if value is None or isinstance(value, bool | int) else constant(value)
@@ -124,6 +128,9 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
             call = [text(value) for value in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
             function = node.target._op if isinstance(node.target, torch._ops.OpOverload) else node.target
             lines.append(f"{node.name} = {constant(function)}({', '.join(call)})")
+    for name, number in last.items():
+        if number < len(lines) - 1:
+            lines[number] += f"; del {name}"
     body = "\n        ".join(lines)
     source_text = f"def make({', '.join(names)}):\n    def run():\n        {body}\n    return run"
     space: dict[str, Any] = {}

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from rl_training.errors import UserError
 from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.loops.evolution import EvolutionLoop
 from rl_training.runtime.loops.off_policy import OffPolicyLoop
 from rl_training.runtime.loops.offline import OfflineLoop
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 
-LOOPS: dict[str, type[Loop]] = {"off_policy": OffPolicyLoop, "on_policy": OnPolicyLoop, "offline": OfflineLoop}
+LOOPS: dict[str, type[Loop]] = {
+    "off_policy": OffPolicyLoop,
+    "on_policy": OnPolicyLoop,
+    "offline": OfflineLoop,
+    "evolution": EvolutionLoop,
+}
 
 
 def loop_class(name: str) -> type[Loop]:

@@ -98,11 +98,15 @@ class Loop(ABC):
 
     def step_envs(self, actions: np.ndarray, *, keep_invalid: bool = False) -> Step:
         step = self.envs.step(actions)
+        self.on_step(step)
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
         self.env_steps += int(np.count_nonzero(step.valid)) // len(self.seeds)
         return step
+
+    def on_step(self, step: Step) -> None:  # noqa: B027  # most loops have nothing to say before it is loaded
+        """The environments have stepped; `restart` may still begin episodes."""
 
     def bad_steps(self) -> list[int]:
         """First non-finite update of each seed, -1 where there was none. Synchronises with the device."""

@@ -55,7 +55,7 @@ class OffPolicyLoop(PhasedLoop):
         while self.env_steps < until and not self.should_stop():
             if self.position is None:
                 actions = learner.interact()  # stores the last transition
-                if self.env_steps < self.hp.learning_starts:
+                if self.hp.random_warmup and self.env_steps < self.hp.learning_starts:
                     actions = learner.random_actions()
             else:  # stopped while it learned: this turn's actions are chosen already
                 actions = learner.chosen_actions()

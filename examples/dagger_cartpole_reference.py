@@ -1,0 +1,41 @@
+"""DAgger on CartPole-v1: an expert says what it would have done where the learner goes. Train, load, ask for an action.
+
+The expert is a PPO agent of this library, trained first and kept in the cache for the next time.
+
+python examples/dagger_cartpole_reference.py [--total-timesteps N] [--expert-timesteps N] [--seeds 0,1,2]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from rl_training import DAgger, load, make_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--total-timesteps", type=int, default=5_000)
+    parser.add_argument("--expert-timesteps", type=int, default=100_000)
+    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--output-dir", default="runs")
+    args = parser.parse_args()
+
+    config = make_config(
+        "dagger/cartpole",  # the packaged preset: `rl-training config --config dagger/cartpole` shows all of it
+        total_timesteps=args.total_timesteps,
+        seeds=[int(seed) for seed in args.seeds.split(",")],
+        output_dir=args.output_dir,
+        eval_episodes=20,
+        algo_kwargs={"expert": {"train": {"total_timesteps": args.expert_timesteps}}},
+    )
+    result = DAgger(config).learn(progress=True)
+    print(f"run directory: {result.run_dir}")
+    print(f"mean return over {result.final_eval['episodes']} episodes: {result.final_eval['mean_return']:.1f}")
+
+    agent = load(result.checkpoint_path)
+    observation = [0.0, 0.0, 0.05, 0.0]  # the pole leans to the right
+    print(f"action: {agent.predict(observation)}")
+
+
+if __name__ == "__main__":
+    main()

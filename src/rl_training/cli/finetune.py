@@ -1,0 +1,36 @@
+"""`rl-training finetune`"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rl_training.cli import options as o
+from rl_training.cli.output import report
+
+
+def finetune(
+    checkpoint: o.Checkpoint,
+    total_timesteps: o.NeededSteps,
+    seed: o.Seed = None,
+    output_dir: o.OutputDir = None,
+    settings: o.Settings = None,
+    device: o.Device = None,
+    execution: o.Execution = None,
+    no_progress: o.NoProgress = False,
+    as_json: o.Json = False,
+) -> None:
+    """Go on in the environment with an agent that was trained offline (iql, awac, cal_ql).
+
+    rl-training finetune --checkpoint runs/my_iql_run -n 10000 --set prior_share=0.25
+    """
+    from rl_training.experiment.config import make_config
+    from rl_training.experiment.trainer import Trainer
+    from rl_training.experiment.warm_start import fine_tune_config
+
+    base = fine_tune_config(checkpoint, total_timesteps)
+    named = {"seed": seed, "output_dir": output_dir, "device": device, "execution": execution}
+    changes = {**o.parse_settings(settings or (), base.algo), **{k: v for k, v in named.items() if v is not None}}
+    trainer = Trainer(make_config(base.to_dict(), **changes), progress=not no_progress, command=sys.argv)
+    raise typer.Exit(report(trainer.run(), as_json))

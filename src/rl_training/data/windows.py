@@ -1,0 +1,52 @@
+"""Windows of consecutive steps of a dataset, for sequence models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.dataset import TransitionDataset
+from rl_training.data.storage import Data, require_memory
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map
+
+
+class WindowSource:
+    """Batches of the `length` steps that end with a uniformly drawn one, never reaching back into another episode.
+
+    Of every step, [B, K, ...]: obs, actions, returns (undiscounted, to the end of the episode), times (steps since its
+    beginning) and mask (is there such a step? missing ones come first). Of every window: weights, indices.
+    """
+
+    num_envs = 1
+
+    def __init__(self, dataset: TransitionDataset, length: int) -> None:
+        self.size, self.length = len(dataset), length
+        starts = np.concatenate([np.full(part.stop - part.start, part.start) for part in dataset.episodes()])
+        columns: dict[str, Any] = {
+            "obs": dataset.obs, "actions": dataset.actions, "returns": dataset.with_returns(1.0).returns,
+            "start": starts.astype(np.int64),
+        }  # fmt: skip
+        self.tensors: Data = tree_map(lambda x: torch.from_numpy(np.require(x, requirements=["C", "W"])), columns)
+        self.columns = self.tensors
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        if device.type != "cpu":
+            needed = sum(x.numel() * x.element_size() for _, x in tree_items(self.tensors))
+            require_memory(needed, device, f"a dataset of {self.size:,} transitions")
+        return tree_map(lambda x: x.to(device).unsqueeze(0).expand(seeds, *x.shape), self.tensors)
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Data:
+        last = rng.randint(key, (batch_size,), self.size)
+        rows = last.unsqueeze(-1) + torch.arange(1 - self.length, 1, device=last.device)  # [B, K]
+        times = rows - data["start"][last].unsqueeze(-1)
+        rows = rows.clamp(min=0)
+        batch: Data = {name: data[name][rows] for name in ("obs", "actions", "returns")}
+        batch |= {"times": times.clamp(min=0), "mask": times >= 0}
+        return batch | {"weights": torch.ones_like(batch["returns"][:, 0]), "indices": last}
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        """Nothing is learned about a fixed set."""

@@ -1,0 +1,50 @@
+"""What a run sets in its process while it lasts: signal handlers and the number of threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rl_training.algorithms.base import Algorithm
+
+SMALL_NETWORK = 100_000  # parameters
+
+
+@contextmanager
+def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a stop; the run then saves and ends. Only the main thread can be told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, _frame: Any) -> None:
+        ask(number)
+
+    old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, previous in old.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
+def suitable_threads(algorithm: Algorithm[Any]) -> Iterator[None]:
+    """One thread for small networks on the CPU: several only wait for each other, badly so on a busy machine.
+    OMP_NUM_THREADS decides where it is set."""
+    parameters = sum(net.size for net in algorithm.nets.values())
+    if algorithm.device.type != "cpu" or parameters > SMALL_NETWORK or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,225 @@
+"""Fine-tuning online after offline training: what is taken over, prior data beside replay, exact resume, the bars."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import config_for, make_algorithm, run_digest
+
+from rl_training import algorithm_class
+from rl_training.cli import main
+from rl_training.data.dataset import RewardRule
+from rl_training.data.recipes import load_transition_dataset
+from rl_training.data.replay import Replay
+from rl_training.data.source import LikeDataset
+from rl_training.data.storage import transition_columns
+from rl_training.errors import UserError
+from rl_training.experiment import verify
+from rl_training.experiment.agent import Agent
+from rl_training.experiment.callbacks import Callback
+from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.warm_start import fine_tune_config
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items
+
+
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of iql with rewards scaled by 0.1, and two seeds."""
+    folder = tmp_path_factory.mktemp("offline")
+    kwargs = {"dataset": {"size": 300, "reward_scale": 0.1}}
+    config = config_for("iql", folder, total_timesteps=25, seeds=(3, 4), algo_kwargs=kwargs)
+    return Trainer(config, progress=False).run().run_dir
+
+
+def online_config(offline_run: Path, folder: Path, **changes: Any) -> Any:
+    fixed = {"output_dir": str(folder), "eval_episodes": 1, "execution": "eager", "device": "cpu", "log_interval": 20}
+    kwargs = {"learning_starts": 10, "buffer_size": 100}
+    return fine_tune_config(offline_run, 60, **{**fixed, "algo_kwargs": kwargs, **changes})
+
+
+def test_networks_are_taken_over_and_the_clock_is_not(offline_run: Path, tmp_path: Path) -> None:
+    config = online_config(offline_run, tmp_path)
+    assert config.algo == "iql_online"
+    assert config.algo_kwargs["dataset"]["reward_scale"] == 0.1
+    assert config.algo_kwargs["actor_learning_rate"] == 3e-4  # cosine in the offline run
+    trainer = Trainer(config, progress=False)
+    old = Agent.load(offline_run, device="cpu").train
+    for part in ("params", "target", "opt", "extra"):
+        theirs = dict(tree_items(getattr(old, part)))
+        for name, leaf in tree_items(getattr(trainer.loop.learner.train, part)):
+            assert torch.equal(leaf, theirs[name])
+    assert trainer.loop.learner.train.step.tolist() == [0, 0]
+    result = trainer.run()
+    assert result.summary["env_steps"] == 60
+    one = Trainer(online_config(offline_run, tmp_path, seed=4, seeds=None), progress=False)
+    assert torch.equal(one.loop.learner.train.params["actor"][0], old.params["actor"][1])
+    one.envs.close()
+
+
+def test_the_policy_acts_from_the_first_step_on(offline_run: Path, tmp_path: Path) -> None:
+    trainer = Trainer(online_config(offline_run, tmp_path, seed=3, seeds=None), progress=False)
+    asked = []
+    trainer.loop.learner.random_actions = lambda: asked.append(1)  # type: ignore[method-assign]
+    trainer.loop.advance(5)
+    trainer.envs.close()
+    assert not asked
+
+
+class _StopAt(Callback):
+    def on_collect_end(self, trainer: Trainer, result: dict[str, Any]) -> None:
+        if result["env_steps"] >= 37:
+            trainer.request_stop("cut")
+
+
+def test_a_cut_run_resumes_exactly_without_the_old_one(offline_run: Path, tmp_path: Path) -> None:
+    config = online_config(offline_run, tmp_path / "whole", seed=3, seeds=None)
+    whole = Trainer(config, progress=False).run()
+    cut_config = config.model_copy(update={"output_dir": str(tmp_path / "cut")})
+    cut = algorithm_class("iql_online")(cut_config).learn([_StopAt()])
+    assert 37 <= cut.summary["env_steps"] < 60
+    hidden = offline_run.with_name("hidden")
+    offline_run.rename(hidden)
+    try:
+        resumed = Trainer.resume(cut.run_dir, progress=False).run()
+    finally:
+        hidden.rename(offline_run)
+    left, right = run_digest(whole.checkpoint_path), run_digest(resumed.checkpoint_path)
+    assert left == right
+
+
+def test_finetune_command(capsys: pytest.CaptureFixture[str], offline_run: Path, tmp_path: Path) -> None:
+    words = ["finetune", "--checkpoint", str(offline_run), "-n", "30", "--seed", "4", "--output-dir", str(tmp_path),
+             "--no-progress", "--device", "cpu", "--execution", "eager", "--set", "learning_starts=10",
+             "--set", "eval_episodes=1", "--json"]  # fmt: skip
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["algo"] == "iql_online"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo_kwargs": {"hidden_sizes": [8]}}, "other sizes"),
+        ({"algo": "sac", "algo_kwargs": {"hidden_sizes": [16]}}, "cannot start from it"),
+        ({"algo": "iql", "seeds": (3, 9), "algo_kwargs": {"hidden_sizes": [16]}}, "seed 9 is not"),
+        ({"init_from": "nowhere", "algo": "iql"}, "nowhere"),
+    ],
+)
+def test_what_cannot_be_taken_over(offline_run: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    fields = {"algo": "iql_online", "init_from": str(offline_run), **changes}
+    kwargs = {"dataset": {"size": 200}, **fields.pop("algo_kwargs", {})} if fields["algo"] != "sac" else {}
+    with pytest.raises(UserError, match=message) as error:
+        Trainer(config_for(fields.pop("algo"), tmp_path, algo_kwargs=kwargs, **fields), progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_only_some_can_go_on(tmp_path: Path) -> None:
+    run = Trainer(config_for("bc", tmp_path, env_id="Pendulum-v1", total_timesteps=5), progress=False).run()
+    with pytest.raises(UserError, match="awac, cal_ql, iql"):
+        fine_tune_config(run.run_dir, 10)
+
+
+def test_replay_beside_a_dataset() -> None:
+    """Rewards under the dataset's rule; returns to the end of the episode where it was seen, by hand."""
+    spec = make_algorithm("sac").spec
+    replay = Replay(transition_columns(spec), 10, 1, gamma=0.5)
+    data = replay.init(1, torch.device("cpu"))
+    rewards = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
+    ends = {4: "terminated", 7: "truncated"}
+    zeros = {name: torch.zeros(1, 1, *shape, dtype=kind) for name, (shape, kind) in replay.columns.items()}
+    for i, reward in enumerate(rewards):
+        row = {**zeros, "rewards": torch.tensor([[reward]])}
+        if i in ends:
+            row[ends[i]] = torch.ones(1, 1, dtype=torch.bool)
+        replay.write(data, row, torch.ones(1, 1, dtype=torch.bool))
+    held = {name: x[0] for name, x in data.items()}
+    source = LikeDataset(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
+    batch = source.sample(held, rng.key_from_seed(1), 300, torch.zeros(()))
+    paid = [min(20.0, 2.0 * r + 1.0) for r in rewards]
+    for row in range(300):
+        time = next(t for t in range(2, 12) if t % replay.stride == int(batch["indices"][row]))
+        assert float(batch["rewards"][row]) == paid[time]
+        stop = next((t for t in (4, 7) if t >= time), None)
+        known = stop is not None and stop - time < 3
+        expected = sum(0.5 ** (t - time) * paid[t] for t in range(time, stop + 1)) if known else -np.inf
+        assert float(batch["returns"][row]) == pytest.approx(expected)
+
+
+def test_mixed_batches_have_one_unit(tmp_path: Path) -> None:
+    """cal_ql reads returns: of the dataset and of the replay, both with the dataset's scale."""
+    kwargs = {"dataset": {"size": 200, "reward_scale": "return_range"}, "learning_starts": 10}
+    trainer = Trainer(config_for("cal_ql_online", tmp_path, algo_kwargs=kwargs), progress=False)
+    trainer.loop.advance(8)
+    learner = trainer.loop.learner
+    raw = load_transition_dataset("random", env_id="Pendulum-v1", size=200)
+    scale = learner.sources["mixed"].first.rule.scale
+    assert scale == pytest.approx(1000.0 / np.ptp(raw.episode_returns()))
+    with torch.no_grad():
+        batch = learner.per_seed(lambda *a: learner.sample_one(learner.phases[0], *a))(
+            learner.tree["train"], learner.tree["keys"], *learner.source_data(learner.tree, learner.phases[0])
+        )
+    trainer.envs.close()
+    half = batch["rewards"].shape[1] // 2
+    stored = learner.tree["data"]["rewards"][0]
+    assert torch.isin(batch["rewards"][0, :half], scale * stored).all()
+    assert torch.isinf(batch["returns"][0, :half]).all()  # no episode has ended yet
+    assert torch.isfinite(batch["returns"][0, half:]).all()
+
+
+# --- bars that depend on data or on another algorithm ----------------------------------------------------------------
+
+
+def entry(**fields: Any) -> verify.LedgerEntry:
+    base = {"algo": "iql", "preset": "iql/pendulum", "env_id": "Pendulum-v1", "total_timesteps": 10, "threshold": 50.0}
+    return verify.LedgerEntry(**{**base, "source": "here", **fields})
+
+
+def test_bars_relative_to_an_algorithm_and_to_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, final = config_for("bc", tmp_path, env_id="Pendulum-v1"), {"ci95": [-20.0, 20.0]}
+    assert verify.bar_of(entry(), config, final, 0.0) == (50.0, np.inf)
+    assert verify.bar_of(entry(above="bc"), config, final, -900.0) == (-850.0, np.inf)
+    assert verify.bar_of(entry(at_most=True), config, final, 0.0) == (-np.inf, 50.0)
+    low, high = verify.bar_of(entry(like_data=True), config, final)
+    returns = load_transition_dataset("random", env_id="Pendulum-v1", size=300).episode_returns()
+    half = 20.0 + 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
+    assert (low, high) == pytest.approx((returns.mean() - half, returns.mean() + half))
+    other = entry(algo="bc", variant="v")
+    monkeypatch.setattr(verify, "ledger", lambda: [other, entry(above="bc", variant="v")])
+    (tmp_path / f"{other.name}.json").write_text('{"score": -123.0}')
+    assert verify._score_of(entry(above="bc", variant="v"), tmp_path) == -123.0
+    with pytest.raises(UserError, match="no entry of the same kind"):
+        verify._score_of(entry(above="bc", variant="w"), tmp_path)
+
+
+def test_every_relative_bar_of_the_ledger_has_its_base() -> None:
+    rows = verify.ledger()
+    names = {(row.algo, row.env_id, row.variant) for row in rows}
+    assert len(names) == len(rows)
+    assert all((row.above, row.env_id, row.variant) in names for row in rows if row.above)
+    for row in rows:
+        verify.config_of(row).hyper()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"level": "medium", "path": "x"}, "leave kind, path, train and mix out"),
+        ({"level": "medum"}, "medium"),
+        ({"level": "medium", "env_id": "Acrobot-v1"}, "no agent is known"),
+        ({"level": "medium"}, "give env_id"),
+    ],
+)
+def test_bad_levels(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_transition_dataset(**fields)
+
+
+def test_level_random_is_random_play() -> None:
+    plain = {"env_id": "Pendulum-v1", "size": 120, "reward_scale": 0.5}
+    level = load_transition_dataset(level="random", **plain)
+    assert level.content_hash() == load_transition_dataset("random", **plain).content_hash()

@@ -1,0 +1,80 @@
+"""Graphs for the CPU: what is rewritten gives the numbers of the operations it replaces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rl_training.runtime.executor import compiled
+from rl_training.runtime.rewrites import CpuRewrites
+
+CPU = torch.device("cpu")
+
+
+def rewritten(fn: Any, *inputs: Tensor) -> tuple[torch.fx.GraphModule, Counter[str]]:
+    """The operations of `fn` after the rewrite, and how often each occurs."""
+    graph = make_fx(fn, tracing_mode="fake")(*inputs)
+    CpuRewrites()(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    return graph, Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+
+
+def test_tanh_is_a_rational_function_as_exact_as_the_library() -> None:
+    x = torch.cat([torch.linspace(-12.0, 12.0, 2001), torch.linspace(-1e-3, 1e-3, 201), torch.tensor([torch.nan])])
+    graph, found = rewritten(torch.tanh, x)
+    assert "aten.tanh.default" not in found
+    y = graph(x)
+    torch.testing.assert_close(y.double(), torch.tanh(x.double()), atol=1e-6, rtol=1e-6, equal_nan=True)
+    assert bool((y[:-1].abs() <= 1.0).all())
+
+
+def test_compiled_tanh_layer_has_the_slopes_of_tanh() -> None:
+    """The slope reads the result: nothing is computed twice, and second derivatives are right too."""
+    layer, x = nn.Tanh(), torch.linspace(-9.0, 9.0, 1001)
+
+    def derivatives(z: Tensor) -> tuple[Tensor, Tensor]:
+        def slope(v: Tensor) -> Tensor:
+            return torch.func.grad(lambda u: layer(u).sum())(v)
+
+        return slope(z), torch.func.grad(lambda v: slope(v).sum())(z)
+
+    first, second = compiled(derivatives, CPU)(x)
+    exact = torch.tanh(x.double())
+    torch.testing.assert_close(first.double(), 1.0 - exact**2, atol=2e-6, rtol=0.0)
+    torch.testing.assert_close(second.double(), -2.0 * exact * (1.0 - exact**2), atol=4e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(64, 256, 4), (256, 64, 2), (256, 256, 23), (256, 64, 1), (8, 64, 2), (2, 256, 64)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
+def test_products_keep_their_value(shape: tuple[int, int, int], transposed: tuple[bool, bool]) -> None:
+    rows, inner, columns = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def matrix(a: int, b: int, flip: bool) -> Tensor:
+        return torch.randn(2, b, a, generator=generator).mT if flip else torch.randn(2, a, b, generator=generator)
+
+    left, right = matrix(rows, inner, transposed[0]), matrix(inner, columns, transposed[1])
+    bias = torch.randn(columns, generator=generator)
+    for fn, inputs in (
+        (torch.mm, (left[0], right[0])),
+        (torch.bmm, (left, right)),
+        (torch.addmm, (bias, left[0], right[0])),
+    ):
+        graph, found = rewritten(fn, *inputs)
+        assert ("aten.permute.default" in found) == (columns in (2, 4, 23) and rows > 8)
+        assert "aten.addmm.default" not in found
+        torch.testing.assert_close(graph(*inputs), fn(*inputs), atol=1e-4, rtol=1e-5)
+
+
+def test_other_types_and_weighted_sums_are_left_alone() -> None:
+    double = torch.randn(64, 64, dtype=torch.float64)
+    assert set(rewritten(lambda x: torch.tanh(x) @ x[:, :2], double)[1]) >= {"aten.tanh.default", "aten.mm.default"}
+    x, bias = torch.randn(64, 64), torch.randn(2)
+    _, found = rewritten(lambda a, b: torch.addmm(b, a, a[:, :2], beta=0.5), x, bias)
+    assert found["aten.addmm.default"] == 1
