@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
-from rl_training.runtime.executor import Executor
+from rl_training.runtime.executor import Executor, choose_mode, compiler_available
 
 
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +31,15 @@ def test_errors_of_the_function_itself_are_left_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "compile", lambda fn, **_: fn)
     with pytest.raises(ZeroDivisionError, match="not the compiler"):
         Executor("compile", torch.device("cpu")).wrap(wrong, dict)({"x": torch.zeros(1)})
+
+
+@pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("version", "mode"), [("2.11.0+cu130", "eager"), ("2.13.0+cpu", "compile"), ("2.14.0a0", "compile")]
+)
+def test_auto_compiles_for_the_cpu_where_torch_does_it_well(
+    version: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert choose_mode("auto", torch.device("cpu"), 100_000, 5).mode == mode
+    assert choose_mode("compile", torch.device("cpu"), 100_000, 5).mode == "compile"
