@@ -200,7 +200,8 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
         if isinstance(learner, ReplayLearner | RolloutLearner):
             make = sampled if isinstance(learner, ReplayLearner) else cut
             for phase in learner.phases:
-                _before(_steps(learner), phase.name, partial(stop_at, phase, make))
+                for name, kind in phase.kinds.items():
+                    _before(_steps(learner), name, partial(stop_at, kind, make))
         else:
             raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
         try:

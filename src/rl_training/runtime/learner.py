@@ -283,7 +283,9 @@ class ReplayLearner(Learner):
             self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
-        self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
+        kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
+        self._updates = {name: executor.wrap(self.update_of(kind), self.small_state) for name, kind in kinds.items()}
+        self._steps_taken: int | None = None  # of `train.step`, on this side; read from it at the first update
 
     def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
         """The tensors of each source of a phase."""
@@ -339,11 +341,21 @@ class ReplayLearner(Learner):
 
     def update(self, times: int, phase: Phase | None = None) -> dict[str, Tensor]:
         """`times` gradient steps of a phase (the first one when none is named)."""
-        run = self._updates[(phase or self.phases[0]).name]
+        phase = phase or self.phases[0]
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
-            metrics = run(self.tree)
+            metrics |= self._updates[self._next(phase)](self.tree)
         return metrics
+
+    def _next(self, phase: Phase) -> str:
+        """Name of the function that the next call of a phase runs."""
+        if phase.between is None:
+            return phase.name
+        if self._steps_taken is None:
+            self._steps_taken = int(self.train.step.flatten()[0])
+        due = self._steps_taken % phase.period == 0
+        self._steps_taken += 1
+        return phase.name if due else f"{phase.name}/between"
 
 
 class RolloutLearner(Learner):

@@ -43,7 +43,7 @@ class PhasedLoop(Loop):
         metrics: dict[str, Tensor] = {}
         calls = phase.calls(self.env_steps, turn)
         while call < calls:
-            metrics = learner.update(1, phase)
+            metrics = {**metrics, **learner.update(1, phase)}
             call += 1
             self.gradient_steps += phase.learns
             if not to_the_end and self.should_stop():
