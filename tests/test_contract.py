@@ -154,6 +154,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "sac": {"tau": 1e-6},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2},
     "trpo": {"learning_rate": 1e-2},
+    "dreamer": {"learning_rate": 1e-2, "batch_length": 3, "imagination_length": 1},
     "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2, "ent_coef": 0.0},
 }
 
