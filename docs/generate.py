@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.stats import interval
-from rl_training.experiment.verify import ledger, results
+from rl_training.experiment.verify import ledger, results, steps_to
 from rl_training.reports import svg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +89,46 @@ def _result(row: dict[str, Any]) -> list[str]:
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
+
+
+MODEL_BASED = (  # entries of the ledger that docs/model_based.md compares: with and without a model
+    ("mbpo", "Pendulum-v1", ""), ("pets", "Pendulum-v1", ""), ("sac", "Pendulum-v1", "curve"),
+    ("sac", "Pendulum-v1", "ten_updates"), ("mbpo", "Hopper-v5", ""), ("sac", "Hopper-v5", "early"),
+    ("mopo", "Pendulum-v1", "small"), ("edac", "Pendulum-v1", "small"), ("bc", "Pendulum-v1", "small"),
+    ("mopo", "Pendulum-v1", ""), ("edac", "Pendulum-v1", "sac"), ("combo", "Pendulum-v1", ""),
+)  # fmt: skip
+
+
+def model_based(directory: Path | None = None) -> str:
+    """Scores of the algorithms that learn a model beside those without one, and the step from which on -250 is held."""
+    found = {
+        (row["algo"], row["env_id"], row.get("variant", "")): row
+        for rows in results(directory or ROOT / "results").values()
+        for row in rows
+    }
+    lines = []
+    for entry in ledger():
+        key = (entry.algo, entry.env_id, entry.variant)
+        if key not in MODEL_BASED:
+            continue
+        row, name = (
+            found.get(key),
+            f"`{entry.algo}`" + (f" ({entry.variant.replace('_', ' ')})" if entry.variant else ""),
+        )
+        offline = registry.entry(entry.algo).loop == "offline"
+        steps = f"{entry.total_timesteps:,} " + ("updates on data" if offline else "steps")
+        score, reached, held = "not run yet", "-", "-"
+        if row is not None:
+            score = f"{row['final_eval']['mean_return']:.1f}"
+            if not offline and entry.env_id == "Pendulum-v1":
+                reached, held = (_step(steps_to(row["curve"], -250.0, stay)) for stay in (False, True))
+        lines.append((MODEL_BASED.index(key), [name, entry.env_id, f"`{entry.preset}`", steps, score, reached, held]))
+    head = ["algorithm", "environment", "preset", "trained for", "mean return", "reaches -250 at", "holds it from"]
+    return table(head, [line for _, line in sorted(lines)])
+
+
+def _step(step: int | None) -> str:
+    return "never" if step is None else f"{step:,}"
 
 
 def _not_run(entry: Any) -> list[str]:
@@ -227,6 +267,7 @@ BLOCKS = {
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
     "docs/verification.md": {"results": measured},
     "docs/sourcebook.md": {"book": sourcebook},
+    "docs/model_based.md": {"compared": model_based},
 }
 
 

@@ -28,7 +28,8 @@ from rl_training.experiment.verify import results
 ROOT = generate.ROOT
 PACKAGES = ("experiment", "algorithms", "models", "data", "envs", "runtime", "ops", "api")
 GUIDES = ("quickstart", "configuration", "custom", "environments", "studies", "gpu", "reliability", "data", "offline",
-          "imitation", "world_models", "experiments", "reports", "export", "tracking", "plugins", "engine")  # fmt: skip
+          "imitation", "model_based", "world_models", "experiments", "reports", "export", "tracking", "plugins",
+          "engine")  # fmt: skip
 ELSEWHERE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md",
     "LICENSE": "license.md", "examples": "examples.md",
@@ -229,7 +230,7 @@ def on_config(config: Any) -> Any:
         {"Home": "index.md"},
         {"Guides": [f"{name}.md" for name in GUIDES]},
         {"Algorithms": ["algorithms/index.md", *algorithms]},
-        {"Results": ["verification.md", "benchmarks.md"]},
+        {"Results": ["verification.md", "benchmarks.md", "model_error.md"]},
         {"Sourcebook": "sourcebook.md"},
         {"API": ["api/index.md", *(f"api/{package}.md" for package in PACKAGES)]},
         {"Project": ["contributing.md", "changes.md", "examples.md", "plugin_example.md", "license.md"]},

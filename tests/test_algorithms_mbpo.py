@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest
 
 from rl_training.algorithms.mbpo import MBPOHyper
-from rl_training.data.synthetic import SyntheticReplay
+from rl_training.data.synthetic import SyntheticReplay, running_sum
 from rl_training.errors import UserError
 from rl_training.experiment.trainer import Trainer
 from rl_training.models.dynamics import Imagined
@@ -101,6 +102,12 @@ def test_synthetic_ring_keeps_the_newest() -> None:
         source.append(data, rows)
     assert int(data["count"]) == 8
     assert sorted(data["rewards"][0, :5].tolist()) == [5.0, 6.0, 8.0, 9.0, 11.0]
+
+
+@pytest.mark.parametrize("size", [1, 128, 129, 20_000])
+def test_running_sum_in_blocks(size: int) -> None:
+    x = torch.as_tensor(np.random.default_rng(0).integers(-3, 9, (2, size)))
+    assert torch.equal(running_sum(x), torch.cumsum(x, -1))
 
 
 def test_share_of_real_rows() -> None:

@@ -17,6 +17,7 @@ import typer
 from rl_training.cli.app import app
 from rl_training.experiment import registry
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.verify import steps_to
 from rl_training.runtime import executor
 
 ROOT = Path(__file__).parent.parent
@@ -84,7 +85,14 @@ def test_links_of_the_site_lead_to_its_pages(site: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["README.md", "docs/configuration.md", "docs/verification.md", "docs/learning_curves.svg", "docs/sourcebook.md"],
+    [
+        "README.md",
+        "docs/configuration.md",
+        "docs/verification.md",
+        "docs/learning_curves.svg",
+        "docs/sourcebook.md",
+        "docs/model_based.md",
+    ],
 )
 def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> None:
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
@@ -103,6 +111,13 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
     assert lines[2] == "| `dqn` | CartPole-v1 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | yes | here |"
     assert "not run yet" in lines[3]
     assert lines[-1] == "| `sac` | Hopper-v5 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | **no** | here |"
+
+
+def test_steps_to_a_bar_count_from_where_it_is_held() -> None:
+    curve = {"step": [1, 2, 3, 4, 5], "mean_return": [-900.0, -240.0, -260.0, -250.0, -150.0]}
+    assert steps_to(curve, -250.0) == 4
+    assert steps_to(curve, -250.0, stay=False) == 2
+    assert steps_to(curve, -100.0) is None
 
 
 def marks(text: str) -> dict[str, list[str]]:

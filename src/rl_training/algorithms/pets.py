@@ -81,16 +81,17 @@ class PETS(ModelBased[PETSHyper]):
         at = obs.unsqueeze(1).expand(-1, count, -1).reshape(1, rows, -1).expand(members, -1, -1)  # [K, B N, D]
         actions = plans.reshape(rows, horizon, dim)
         total, alive = plans.new_zeros(members, rows), plans.new_ones(members, rows)
+        noise = rng.normal(rng.fold(key, 0), (horizon, members, rows, obs.shape[-1] + 1))
+        orders = torch.argsort(rng.bits(rng.fold(key, 1), (horizon, members, rows)), 1)
         for t in range(horizon):
-            draw = rng.fold(key, t)
             if self.hp.trajectory_sampling == "ts1" and t:  # particles of a plan in another order: other members
-                order = torch.argsort(rng.bits(rng.fold(draw, 0), (members, rows)), 0)
+                order = orders[t]
                 at = at.gather(0, order.unsqueeze(-1).expand_as(at))
                 total, alive = total.gather(0, order), alive.gather(0, order)
             action = actions[:, t].unsqueeze(0).expand(members, -1, -1)
             prediction: Prediction = self.dynamics.predict(state, at, action)
             mean, std = physical(prediction, norm)
-            out = mean + std * rng.normal(rng.fold(draw, 1), tuple(mean.shape))
+            out = mean + std * noise[t]
             at = at + out[..., :-1]
             total = total + alive * out[..., -1]
             if self.dynamics.ends is not None:

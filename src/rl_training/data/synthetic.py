@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.data.storage import Data, Storage, transition_columns
 from rl_training.envs.spec import EnvSpec
@@ -15,6 +15,22 @@ from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items
 
 Batch = dict[str, Any]
+
+
+BLOCK = 128
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """`cumsum` over the last axis, in blocks: inductor cannot compile a long scan for CUDA together with what goes
+    before it (pytorch issue 180221)."""
+    size = x.shape[-1]
+    if size <= BLOCK:
+        return torch.cumsum(x, -1)
+    blocks = -(-size // BLOCK)
+    within = torch.cumsum(nn.functional.pad(x, (0, blocks * BLOCK - size)).unflatten(-1, (blocks, BLOCK)), -1)
+    totals = within[..., -1]
+    before = running_sum(totals) - totals  # [..., blocks]
+    return (within + before.unsqueeze(-1)).flatten(-2)[..., :size]
 
 
 class SyntheticReplay(Storage):
@@ -47,7 +63,7 @@ class SyntheticReplay(Storage):
         copy_into(data["frontier"], frontier)
 
     def _append(self, data: Data, rows: Batch, keep: Tensor) -> None:
-        order = torch.cumsum(keep.to(torch.int64), -1) - 1  # [S, R]: the number of each kept row among them
+        order = running_sum(keep.to(torch.int64)) - 1  # [S, R]: the number of each kept row among them
         slots = torch.where(keep, (data["count"] + order) % self.capacity, self.capacity)
         seeds = slots.shape[0]
         flat = (slots + torch.arange(seeds, device=slots.device).unsqueeze(-1) * self.rows).flatten()

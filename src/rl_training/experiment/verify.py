@@ -93,11 +93,15 @@ def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes:
     )
 
 
-def steps_to(curve: dict[str, Any], bar: float) -> int | None:
-    """The first evaluation from which on the mean return of all seeds stays at the bar or above; none: never."""
+def steps_to(curve: dict[str, Any], bar: float, stay: bool = True) -> int | None:
+    """The first evaluation at which the mean return of all seeds is at the bar or above, and `stay`s there in all later
+    ones; none: there is no such evaluation."""
     reached: int | None = None
     for step, score in zip(curve["step"], curve["mean_return"], strict=True):
-        reached = None if score < bar else step if reached is None else reached
+        if score >= bar:
+            reached = step if reached is None else reached
+        elif stay:
+            reached = None
     return reached
 
 
