@@ -45,12 +45,17 @@ _TRPO = {
     "cg_damping": 0.1, "line_search_max_iter": 10, "n_critic_updates": 10, "target_kl": 0.01,
 }  # fmt: skip
 
+# One hidden layer and one LSTM of 64 units for actor and critic each; here the layer comes before the cell, in
+# sb3-contrib behind it. Gradients flow back through 16 steps here, through an episode's part of the rollout there.
+_RECURRENT = {**_PPO, "cell_size": 64, "sequence_length": 16}
+
 THROUGHPUT = {
     "dqn": Case("dqn", "CartPole-v1", 1, (64, 64), _DQN),
     "ppo": Case("ppo", "CartPole-v1", 8, (64, 64), _PPO, warmup=16_384),
     "sac": Case("sac", "HalfCheetah-v5", 1, (256, 256), _SAC, warmup=800),
     "a2c": Case("a2c", "CartPole-v1", 8, (64, 64), _A2C),
     "trpo": Case("trpo", "CartPole-v1", 8, (64, 64), _TRPO, warmup=4_096),
+    "recurrent_ppo": Case("recurrent_ppo", "CartPole-v1", 8, (64,), _RECURRENT, warmup=4_096),
 }
 
 # The settings of the Stable-Baselines3 zoo (those of the packaged preset for ppo; dqn with a falling step size).
@@ -86,6 +91,7 @@ GOALS = {
     ("sac", "compile", "sbx"): 1.3,
     ("a2c", "compile", "sb3"): 3.0,
     ("trpo", "compile", "sb3"): 3.0,
+    ("recurrent_ppo", "compile", "sb3"): 3.0,
     ("dqn", "eager", "sb3"): 1.0,
     ("ppo", "eager", "sb3"): 1.0,
     ("sac", "eager", "sb3"): 1.0,

@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter windows, no DQN time to solved")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument("--only", default="", help="comma-separated: dqn, ppo, sac, a2c, trpo, study, solved")
+    parser.add_argument("--only", default="", help=f"comma-separated: {', '.join(THROUGHPUT)}, study, solved")
     parser.add_argument("--sbx-python", default="", help="interpreter that can import sbx, if this one cannot")
     parser.add_argument("--rounds", type=int, default=0)
     args = parser.parse_args()

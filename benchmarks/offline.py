@@ -136,7 +136,7 @@ def measure(task: dict[str, Any], python: str) -> dict[str, float] | None:
 
 def cpu(args: argparse.Namespace) -> dict[str, Any]:
     python = args.d3rlpy_python or sys.executable
-    contenders = {"compile": sys.executable, "eager": sys.executable}
+    contenders = dict.fromkeys(args.modes.split(","), sys.executable)
     if can_import(python, "d3rlpy"):
         contenders["d3rlpy"] = python
     else:
@@ -155,7 +155,7 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
                     say(f"  {algo} round {number + 1}/{count} {name}: {shown}")
             rows.append(row)
         out[algo] = {"rounds": rows, "ratios": {}}
-        for name in ("compile", "eager"):
+        for name in args.modes.split(","):
             both = [r for r in rows if name in r and "d3rlpy" in r]
             if both:
                 wall, used = ([r[name][k] / r["d3rlpy"][k] for r in both] for k in ("steps_per_s", "steps_per_cpu_s"))
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--cuda", action="store_true", help="the GPU part instead of the comparison on one core")
     parser.add_argument("--seeds", default="1,16", help="studies of the GPU part")
     parser.add_argument("--algos", default=",".join(GOALS))
+    parser.add_argument("--modes", default="compile,eager", help="how ours runs on the CPU")
     parser.add_argument("--d3rlpy-python", default="", help="interpreter that can import d3rlpy, if this one cannot")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=0)

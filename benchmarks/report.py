@@ -125,7 +125,7 @@ def heads_page(data: dict[str, Any]) -> list[str]:
 
 
 def atari_page(data: dict[str, Any]) -> list[str]:
-    config, curve = data["config"], data["curve"]
+    config, curve = data["config"], [point for point in data["curve"] if point["games"]]
     settings, last = config["algo_kwargs"], data["curve"][-1]
     plain = ", ".join(f"{speed:,.0f} ({name})" for name, speed in data.get("plain_frames_per_s", {}).items())
     lines = [

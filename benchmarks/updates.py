@@ -29,7 +29,8 @@ from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.experiment import registry
 from rl_training.ops.tree import tree_leaves
 from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import Learner, ReplayLearner, RolloutLearner
+from rl_training.runtime.learner import Learner, ReplayLearner
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,)), ActionSpec("discrete", (2,)))
 CHEETAH = EnvSpec("HalfCheetah-v5", ArraySpec((17,)), ActionSpec("box", (), (6,), (-1.0,) * 6, (1.0,) * 6))

@@ -102,7 +102,7 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
 
     clock = Clock(case.warmup, seconds)
     found: dict[str, Any] = {}
-    rollouts = case.algo in ("ppo", "a2c", "trpo")
+    rollouts = case.algo in ("ppo", "a2c", "trpo", "recurrent_ppo")
 
     class Watch(BaseCallback):
         due = case.eval_interval
@@ -130,14 +130,16 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
     eval_env = make_vec_env(case.env_id, n_envs=EVAL_EPISODES if solve else 1, seed=seed + 1_000)
     sizes = list(case.hidden_sizes)
     arch: Any = {"pi": sizes, "vf": sizes} if rollouts and package == "sb3" else sizes
-    if package == "sb3" and not hasattr(library, case.algo.upper()):
+    name = {"recurrent_ppo": "RecurrentPPO"}.get(case.algo, case.algo.upper())
+    if package == "sb3" and not hasattr(library, name):
         import sb3_contrib as library
-    algorithm = getattr(library, case.algo.upper())
+    algorithm = getattr(library, name)
     known = inspect.signature(algorithm.__init__).parameters  # SBX leaves some settings out
     kwargs = {k: v for k, v in {**case.kwargs, **linear}.items() if k in known}
+    cell = {"lstm_hidden_size": case.kwargs["cell_size"]} if "cell_size" in case.kwargs else {}
     model = algorithm(
-        "MlpPolicy", make_vec_env(case.env_id, n_envs=case.num_envs, seed=seed), seed=seed, device="cpu", verbose=0,
-        policy_kwargs={"net_arch": arch}, **kwargs,
+        "MlpLstmPolicy" if cell else "MlpPolicy", make_vec_env(case.env_id, n_envs=case.num_envs, seed=seed),
+        seed=seed, device="cpu", verbose=0, policy_kwargs={"net_arch": arch, **cell}, **kwargs,
     )  # fmt: skip
     model.learn(case.total, callback=Watch())
     return found if solve else clock.result()

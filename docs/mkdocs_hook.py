@@ -28,7 +28,8 @@ from rl_training.experiment.verify import results
 ROOT = generate.ROOT
 PACKAGES = ("experiment", "algorithms", "models", "data", "envs", "runtime", "ops", "api")
 GUIDES = ("quickstart", "configuration", "custom", "environments", "studies", "gpu", "reliability", "data", "offline",
-          "imitation", "model_based", "experiments", "reports", "export", "tracking", "plugins", "engine")  # fmt: skip
+          "imitation", "model_based", "world_models", "experiments", "reports", "export", "tracking", "plugins",
+          "engine")  # fmt: skip
 ELSEWHERE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md",
     "LICENSE": "license.md", "examples": "examples.md",

@@ -203,11 +203,19 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         weights = g.uniform(0.2, 1.0, batch["weights"].shape)
         return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
     if loop == "evolution":  # a row is a direction, with the returns of its two members
+        net = algorithm.nets["policy"]
         return {
-            "noise": normal(size, algorithm.nets["policy"].size), "returns": 10.0 * normal(size, 2),
+            "noise": normal(size, net.size) * net.used, "returns": 10.0 * normal(size, 2),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
+
+
+def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:
+    """The observations of a batch as a policy acts on them: of sequences the first step; some, where it has none."""
+    if "obs" not in batch:
+        return torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM)
+    return batch["obs"][:, 0] if algorithm.recurrent else batch["obs"]
 
 
 def clone(tree: Any) -> Any:

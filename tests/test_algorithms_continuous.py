@@ -16,6 +16,9 @@ from rl_training.experiment import registry
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.exploration import Exploration
+from rl_training.ops.tree import tree_leaves
+from rl_training.runtime.executor import Executor
+from rl_training.runtime.learner import ReplayLearner
 
 FAMILY = [e.name for e in registry.entries().values() if e.family == "continuous control"]
 KEY = rng.key_from_seed(5)
@@ -129,3 +132,29 @@ def test_refuses_what_it_cannot_do(name: str) -> None:
         make_algorithm(name, n_step=0)
     with pytest.raises(UserError, match="exploration"):
         make_algorithm(name, exploration="pink")
+
+
+@pytest.mark.parametrize("name", ["td3", "redq", "droq", "crossq"])
+def test_a_run_skips_the_policy_between_its_updates(name: str) -> None:
+    """The two functions of a run, one without the policy, give bit for bit what one function with a select gives."""
+    algorithm = make_algorithm(name, policy_delay=3)
+    (phase,) = algorithm.phases()
+    assert phase.between is not None
+    by_select = in_turn = algorithm.init_state(0)
+    for i in range(7):
+        batch, key = batch_for(algorithm, seed=i), rng.fold(KEY, i)
+        by_select, aux = algorithm.train_step(by_select, batch, key)
+        due = i % phase.period == 0
+        in_turn, own = (phase.step if due else phase.between)(in_turn, batch, key)
+        assert ("actor_loss" in own.metrics) == due
+        assert torch.equal(own.metrics["critic_loss"], aux.metrics["critic_loss"])
+        for a, b in zip(tree_leaves(in_turn), tree_leaves(by_select)):
+            assert torch.equal(a, b)
+
+
+def test_the_learner_counts_updates_from_where_a_run_resumes() -> None:
+    algorithm = make_algorithm("td3", policy_delay=3, buffer_size=64)
+    learner = ReplayLearner(algorithm, [0], 1, 1_000, Executor("eager", torch.device("cpu")))
+    learner.tree["data"]["count"].fill_(64)
+    learner.train.step.fill_(4)
+    assert ["actor_loss" in learner.update(1) for _ in range(4)] == [False, False, True, False]

@@ -133,8 +133,10 @@ def test_members_are_antithetic_pairs() -> None:
     algorithm = make_algorithm("openai_es", n_delta=3, delta_std=0.25)
     state, noise = algorithm.init_state(0), algorithm.noise(KEY)
     assert noise.shape == (3, algorithm.nets["policy"].size)
-    assert abs(float(noise.mean())) < 0.3
-    assert float(noise.std()) == pytest.approx(1.0, abs=0.1)
+    used = noise[:, algorithm.nets["policy"].used > 0]
+    assert abs(float(used.mean())) < 0.3
+    assert float(used.std()) == pytest.approx(1.0, abs=0.1)
+    assert (noise[:, algorithm.nets["policy"].used == 0] == 0).all()  # the gaps stay empty
     members = algorithm.members(state, noise, torch.tensor([0, 1, 4, 5, -1]))
     theta = state.params["policy"]
     for pair, direction in ((0, 0), (2, 2)):
@@ -292,12 +294,12 @@ def test_seed_of_a_study_equals_the_seed_alone(name: str, tmp_path: Path) -> Non
     """Also where one seed has more generations than another."""
 
     def run(seeds: tuple[int, ...]) -> Any:
-        config = config_for(name, tmp_path, total_timesteps=900, num_envs=3, seeds=seeds)
+        config = config_for(name, tmp_path, total_timesteps=540, num_envs=3, seeds=seeds)
         trainer = Trainer(config, progress=False)
         trainer.run()
         return trainer.loop
 
-    together, alone = run((0, 3, 4)), [run((s,)) for s in (0, 3, 4)]
+    together, alone = run((0, 3)), [run((s,)) for s in (0, 3)]
     assert together.generations.tolist() == [int(loop.generations[0]) for loop in alone]
     assert len(set(together.generations.tolist())) > 1
     for i, loop in enumerate(alone):

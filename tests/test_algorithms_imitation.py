@@ -55,7 +55,7 @@ def test_discriminator_gradient_equals_the_formula() -> None:
     state, batch = algorithm.init_state(0), labelled(algorithm)
     module = copy.deepcopy(algorithm.modules["discriminator"])
     algorithm.nets["discriminator"].write_to(module, state.params["discriminator"])
-    w, b = module.head.weight.detach().numpy().astype(np.float64), float(module.head.bias)
+    w, b = module.head.weight.detach().numpy().astype(np.float64), float(module.head.bias.detach())
     one_hot = np.eye(3)[batch["actions"].numpy()]
     obs = np.clip(batch["states"].numpy().astype(np.float64) / np.sqrt(1.0 + 1e-8), -10, 10)
     x = np.concatenate([obs, one_hot, np.zeros((BATCH, 1))], 1)
@@ -70,7 +70,7 @@ def test_discriminator_gradient_equals_the_formula() -> None:
     new, aux = algorithm.discriminator_step(state, batch, KEY)
     algorithm.nets["discriminator"].write_to(module, new.params["discriminator"])
     np.testing.assert_allclose(module.head.weight.detach().numpy(), w - rate * grad_w, rtol=1e-5, atol=1e-6)
-    assert float(module.head.bias) == pytest.approx(b - rate * grad_b, abs=1e-6)
+    assert float(module.head.bias.detach()) == pytest.approx(b - rate * grad_b, abs=1e-6)
     logits = np.array([x @ w + b, np.full(BATCH, absorbing @ w + b)])
     errors = np.log1p(np.exp(logits)) - y * logits
     loss = (weights * (errors[0] + mass * errors[1]) / (1 + mass)).sum() / BATCH
@@ -138,7 +138,7 @@ def test_best_discriminator_is_the_log_ratio_of_discounted_occupancies() -> None
 def test_expert_like_pairs_are_paid_more() -> None:
     algorithm: Any = make_algorithm("gail", discriminator_learning_rate=1e-2)
     state, batch = algorithm.init_state(0), labelled(algorithm, size=64)
-    batch["states"][:, 0] += torch.where(batch["labels"] > 0, 2.0, -2.0)
+    batch["states"][:, 0] += torch.where(batch["labels"] > 0, 4.0, -4.0)
     for i in range(60):
         state, _ = algorithm.discriminator_step(state, batch, rng.fold(KEY, i))
     rewards = algorithm.rewards(state, batch)
@@ -303,7 +303,7 @@ def test_short_forms_of_the_recipe(tmp_path: Path) -> None:
     for fields, words in [
         ({"expert_dataset_kind": "npz"}, "needs a path"),
         ({"expert_dataset_kind": "policy"}, "needs an agent"),
-        ({"expert_dataset_kind": "nope"}, "expert_dataset_kind"),
+        ({"expert_dataset_kind": "nope"}, "dataset.kind = 'nope'"),
         ({"expert_dataset_kind": "npz", "dataset": 3}, "dataset"),
         ({"gamma": 1.0}, "gamma must be below 1"),
     ]:
@@ -377,15 +377,15 @@ def test_dagger_executes_a_mixture_and_stores_the_advice(kind: str) -> None:
 
 
 def test_dagger_learns_from_its_expert_and_needs_a_fitting_one(tmp_path: Path) -> None:
-    changes = {"total_timesteps": 500, "algo_kwargs": {"learning_rate": 1e-2, "batch_size": 64, "buffer_size": 600}}
-    result = Trainer(config_for("dagger", tmp_path, **changes), progress=False).run()
-    agent = Agent.load(result.checkpoint_path, device="cpu")
-    recipe = agent.algorithm.hp.expert
-    run = Trainer(config_for("dagger", tmp_path, **changes), progress=False)
-    expert: Any = run.algorithm.expert
-    run.envs.close()
-    obs = 0.1 * torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    kwargs = {"learning_rate": 3e-3, "batch_size": 64, "buffer_size": 300, "gradient_steps": 2, "hidden_sizes": [64]}
+    run = Trainer(config_for("dagger", tmp_path, total_timesteps=200, algo_kwargs=kwargs), progress=False)
+    agent = Agent.load(run.run().checkpoint_path, device="cpu")
+    recipe, expert, data = agent.algorithm.hp.expert, run.algorithm.expert, run.loop.learner.tree["data"]
+    assert expert is not None
+    obs = data["obs"][0, :200]
     _, advice, _ = expert.algorithm.select_action(expert.state, (), obs, KEY, explore=False)
+    assert torch.equal(data["expert_actions"][0, :200], advice)
+    assert not torch.equal(data["actions"][0, :200], advice)  # the learner acted too
     assert (agent.predict(obs.numpy()) == advice.numpy()).mean() > 0.9
     assert agent.algorithm.expert is None  # a trained learner needs its expert no more
     with pytest.raises(UserError, match="was trained on CartPole-v1"):

@@ -16,7 +16,7 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import RolloutLearner
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 KEY = rng.key_from_seed(0)
 

@@ -71,6 +71,7 @@ def test_ppo_outlook_equals_a_walk() -> None:
         for t in range(steps):
             before = t and (rollout["terminated"] | rollout["truncated"] | ~rollout["valid"])[t - 1, n]
             carry = torch.zeros_like(carry) if before else carry
+            rollout["state"][t, n] = carry[0]  # stored while acting
             out, value, carry = net(params, rollout["obs"][t, n : n + 1], carry)
             values[t, n], log_probs[t, n] = value, out.log_softmax(-1)[0, rollout["actions"][t, n]]
             next_values[t, n] = net(params, rollout["next_obs"][t, n : n + 1], carry)[1]

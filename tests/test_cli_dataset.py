@@ -48,7 +48,7 @@ def test_make_inspect_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("inspect", "nowhere.npz"), "does not exist"),
         (("make", "-o", "x.npz", "--level", "medium"), "needs --env"),
         (("make", "-o", "x.npz", "--level", "mediun", "--env", "Pendulum-v1"), "Did you mean 'medium'"),
-        (("make", "-o", "x.npz", "--level", "medium", "--env", "CartPole-v1"), "no agent is known"),
+        (("make", "-o", "x.npz", "--level", "medium", "--env", "Acrobot-v1"), "no agent is known"),
         (("make", "-o", "x.npz"), "give env_id"),
         (("make", "-o", ".", "--env", "Pendulum-v1"), "exists already"),
     ],

@@ -10,8 +10,8 @@ import torch
 from helpers import (
     ALGORITHMS,
     BATCH,
-    OBS_DIM,
     SMALL_MODEL,
+    acted_on,
     assert_near,
     assert_same_bits,
     batch_for,
@@ -154,6 +154,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "sac": {"tau": 1e-6},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2},
     "trpo": {"learning_rate": 1e-2},
+    "dreamer": {"learning_rate": 1e-2, "batch_length": 3, "imagination_length": 1},
     "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 1e-2, "ent_coef": 0.0},
 }
 
@@ -177,8 +178,7 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
 def test_actions_are_pure_and_fit_the_space(name: str, kind: str) -> None:
     algorithm = make_algorithm(name, kind)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
-    obs = batch.get("obs", torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM))
-    obs = obs[:, 0] if algorithm.recurrent else obs  # of sequences, the first step
+    obs = acted_on(algorithm, batch)
     spec = algorithm.spec.action
     for explore in (True, False):
         carry, action, extras = algorithm.select_action(state, algorithm.init_carry(BATCH), obs, KEY, explore=explore)
@@ -214,7 +214,14 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 SHORT = {
     "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
     "on_policy": {"n_steps": 8, "n_epochs": 1, "n_policy_phases": 2, "n_aux_epochs": 1, "aux_batch_size": 8},
-    "offline": {"batch_size": 16, "hidden_sizes": [16], "dataset": {"size": 300}},
+    "offline": {
+        "batch_size": 16,
+        "hidden_sizes": [16],
+        "dataset": {"size": 300},
+        "vae_hidden_sizes": [16],
+        "num_actions_act": 4,
+        "context_length": 3,
+    },
     "evolution": {"n_delta": 1, "n_top": 1, "n_eval_episodes": 1},
 }
 

@@ -46,6 +46,7 @@ def site() -> dict[str, str]:
     pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
     assert not pages.keys() & hook.pages().keys()
     pictures = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.svg")}
+    pictures |= {path.name: "" for path in (ROOT / "docs").glob("*.png")}
     return {**pages, **pictures, **hook.pages()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rl_training.envs.making import make_env
+from rl_training.envs.vector import make_vector_env
 from rl_training.errors import UserError
 
 ENV = "DMControl/cartpole-swingup-v0"
@@ -78,6 +79,22 @@ def test_episode_and_repeated_actions(suite: Any) -> None:
     assert not terminated
     plain.close()
     twice.close()
+
+
+def test_continues_exactly(suite: Any) -> None:
+    """Its state cannot be read, so the actions of the running episode are repeated."""
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (30, 2, 1)).astype(np.float32)
+    envs, other = (make_vector_env(ENV, seeds=[5], num_envs=2) for _ in range(2))
+    envs.reset()
+    for action in actions[:20]:
+        envs.step(action)
+    assert other.set_state(envs.get_state()) == "exact"
+    for action in actions[20:]:
+        a, b = envs.step(action), other.step(action)
+        np.testing.assert_array_equal(a.obs, b.obs)
+        np.testing.assert_array_equal(a.rewards, b.rewards)
+    envs.close()
+    other.close()
 
 
 def test_images(suite: Any) -> None:

@@ -33,6 +33,7 @@ ARGUMENTS = {  # enough steps that learning has begun
     "gail_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
     "airl_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
     "dagger_cartpole_reference.py": ["--total-timesteps", "60", "--expert-timesteps", "256"],
+    "evolution_cartpole_reference.py": ["--total-timesteps", "2000"],
     "dreamer_atari_reference.py": ["--total-timesteps", "20", "--size", "tiny", "--games", "1", "--max-frames", "200"],
     "custom_env.py": ["--total-timesteps", "1200"],
 }

@@ -37,7 +37,8 @@ def test_what_minari_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     env = gymnasium.make("CartPole-v1" if discrete else "Pendulum-v1")
     minari.create_dataset_from_buffers(
         "test/made-v0", buffers, env=env, eval_env=env, algorithm_name="none", author="nobody",
-        author_email="nobody@example.org", code_permalink="https://example.org", data_format="hdf5",
+        author_email="nobody@example.org", code_permalink="https://example.org", description="made up",
+        data_format="hdf5",
     )  # fmt: skip
     dataset = load_transition_dataset("minari", path="test/made-v0")
     for name, column in (("actions", "actions"), ("rewards", "rewards"), ("terminations", "terminated")):

@@ -126,7 +126,7 @@ def test_stand_alone_batches_in_other_forms() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_state_dict_round_trip(name: str) -> None:
-    from helpers import batch_for
+    from helpers import acted_on, batch_for
 
     first, second = make_algorithm(name, seed=1), make_algorithm(name, seed=2)
     batch = batch_for(first)
@@ -142,7 +142,7 @@ def test_state_dict_round_trip(name: str) -> None:
     a, b = first.update(batch), second.update(batch)
     assert a == b
     assert all(torch.equal(kept[k], saved[k]) for k in kept), "a saved state does not change with the algorithm"
-    obs = batch["obs"][:3, 0] if first.recurrent else batch["obs"][:3]  # one step of each sequence
+    obs = acted_on(first, batch)[:3]
     assert np.array_equal(first.act(obs, deterministic=True), second.act(obs, deterministic=True))
     with pytest.raises(rl_training.UserError, match="does not fit"):
         second.load_state_dict({k: v for k, v in saved.items() if k != "step"})

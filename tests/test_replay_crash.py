@@ -61,10 +61,10 @@ def test_a_reward_that_overflows_the_loss(tmp_path: Path) -> None:
     assert files(dump.parent) == before
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", "ppo", "trpo", "ars"])
 def test_a_step_that_is_too_large(name: str, tmp_path: Path, capsys: Any) -> None:
     """From the start, as no checkpoint was written: a finite loss, then infinite parameters."""
-    dump = crash(name, tmp_path, algo_kwargs={"learning_rate": 1e39, "max_grad_norm": 0.0})
+    dump = crash(name, tmp_path, algo_kwargs={"learning_rate": 1e39, "max_grad_norm": 0.0}, total_timesteps=600)
     found = replay_crash(dump)
     assert found["reproduced"]
     assert found["first"]["kind"] == "parameter"

@@ -78,6 +78,8 @@ class Phase(NamedTuple):
     at_start: bool = False  # also at the first turn that learns
     clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
     again: Again | None = None
+    between: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]] | None = None
+    period: int = 1  # `step` at the first of so many calls, `between` at the others: two graphs, none with idle work
     learns: bool = True  # its calls count as gradient steps
     window: int = 1
     columns: tuple[str, ...] = ()
@@ -89,6 +91,13 @@ class Phase(NamedTuple):
                 (turn - 1) * self.rate.numerator // self.rate.denominator
             )
         return self.times(env_steps) if callable(self.times) else self.times
+
+    @property
+    def kinds(self) -> dict[str, Phase]:
+        """The functions of a phase, by name, as phases of one function each."""
+        if self.between is None:
+            return {self.name: self}
+        return {self.name: self, f"{self.name}/between": self._replace(step=self.between)}
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.base import Algorithm, Obs, Phase, TrainState, Tree
+from rl_training.algorithms.hyper import NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, Widths, constant
 from rl_training.data.her import HerOptions
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -88,6 +89,15 @@ class ContinuousControl(Algorithm[C]):
         if hp.exploration == "gsde" and not features:
             raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")
         self.exploration = Exploration(hp.exploration, self.spec.action.dim, features, hp.ou_theta, hp.sde_sample_freq)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """With a delayed policy there are two kinds of update, and those of the critics alone skip the rest."""
+        step: Any = self.train_step
+        every = getattr(self.hp, "policy_delay", 1)
+        if every == 1 or isinstance(self.hp, OfflineHyper):
+            return super().phases()
+        kinds: dict[str, Any] = {"step": partial(step, actor=True), "between": partial(step, actor=False)}
+        return tuple(phase._replace(**kinds, period=every) for phase in super().phases())
 
     def init_carry(self, batch: int) -> Tree:
         return self.exploration.init(batch)

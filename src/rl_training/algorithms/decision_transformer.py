@@ -106,6 +106,13 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
         assert self.dataset is not None
         return WindowSource(self.dataset, self.hp.context_length)
 
+    def standard_batch(self, batch: Batch) -> Batch:
+        """Windows as `WindowSource` gives them; weights default to 1."""
+        if missing := {"obs", "actions", "returns", "times", "mask"} - set(batch):
+            raise UserError(f"the batch needs {', '.join(sorted(missing))}; it has {', '.join(sorted(batch))}")
+        out: Batch = {name: self._tensor(value) for name, value in batch.items()}
+        return {"weights": torch.ones(len(out["obs"]), device=self.device), **out}
+
     def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
         """What the network says about the action of every step: [B, K, A]."""
         actions = batch["actions"]

@@ -6,7 +6,7 @@ one gradient of one sum of losses: the world model's on the sequences, actor and
 every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined
 values reaches the world model; that of the replayed values does.
 
-Deviations from the paper and its published code are listed in docs/dreamer.md.
+Deviations from the paper and its published code are listed in docs/world_models.md.
 """
 
 from __future__ import annotations

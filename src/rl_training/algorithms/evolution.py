@@ -68,6 +68,7 @@ class Evolution(Algorithm[E]):
 
     def setup(self) -> None:
         self.optim = self.optimizer()
+        self.used = self.nets["policy"].used.to(self.device)
         self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
         check_normalisable(self.spec, self.hp.normalize_observations)
 
@@ -90,7 +91,7 @@ class Evolution(Algorithm[E]):
 
     def noise(self, key: Tensor) -> Tensor:
         """The directions of a generation: [n, P]."""
-        return rng.normal(key, (self.hp.n_delta, self.nets["policy"].size))
+        return rng.normal(key, (self.hp.n_delta, self.nets["policy"].size)) * self.used
 
     def members(self, state: TrainState, noise: Tensor, numbers: Tensor) -> Tensor:
         """Parameters of the members with these numbers [N]: 2 i and 2 i + 1 are the pair of direction i; -1 is the

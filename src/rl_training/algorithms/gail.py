@@ -17,7 +17,7 @@ by the running moments of the rollouts; absorbing states enter its loss by their
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, Train
 from rl_training.algorithms.hyper import Positive, Widths, constant
 from rl_training.algorithms.ppo import PPO, PPOHyper
 from rl_training.data.dataset import DatasetSource, TransitionDataset
-from rl_training.data.recipes import DatasetRecipe
+from rl_training.data.recipes import DatasetRecipe, Kind
 from rl_training.data.source import Source
 from rl_training.data.storage import Data
 from rl_training.envs.spec import ArraySpec, EnvSpec
@@ -45,7 +45,7 @@ ONCE = 1 << 62  # rollouts between two warm starts
 class GAILHyper(PPOHyper):
     dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
     """Where the expert's transitions come from: a recipe (docs/offline.md)."""
-    expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = None
+    expert_dataset_kind: Kind | None = None
     """Short for dataset.kind; replaces what the recipe says."""
     expert_dataset_path: str | None = None
     """Short for dataset.path."""
@@ -58,8 +58,6 @@ class GAILHyper(PPOHyper):
     num_envs."""
     n_discriminator_epochs: int = Field(1, ge=1)
     """Passes of the discriminator over each rollout."""
-    gradient_penalty: float = Field(0.0, ge=0.0)
-    """Weight of the squared gradient of the logit with respect to what the discriminator reads; 0: off."""
     absorbing_states: bool = True
     """Episodes that terminate go on in an absorbing state: without it the reward pays for surviving."""
     bc_steps: int = Field(0, ge=0)
@@ -76,7 +74,7 @@ class GAILHyper(PPOHyper):
         if not isinstance(recipe, dict):
             return values  # the field's own check says what is wrong
         if kind is not None and kind != recipe.get("kind", "random"):
-            recipe = {**recipe, "kind": kind, "path": None, "train": None}
+            recipe = {**recipe, "kind": kind, "path": None, "train": None, "level": None}
         return {**values, "dataset": {**recipe, "path": path, "train": None} if path is not None else recipe}
 
     @model_validator(mode="after")

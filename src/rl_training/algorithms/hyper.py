@@ -27,6 +27,7 @@ class Hyper(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     num_envs: ClassVar[int] = 1
+    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
 
     learning_rate: Positive = constant(3e-4)
     """Step size of the optimiser; a number or a schedule."""
@@ -54,7 +55,6 @@ class NetworkHyper(Hyper):
 class OffPolicyHyper(NetworkHyper):
     """Replay and the rhythm of updates."""
 
-    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
     batch_size: int = Field(256, ge=1)
     """Transitions in one update."""
     buffer_size: int = Field(1_000_000, ge=1)

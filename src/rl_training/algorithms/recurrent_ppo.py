@@ -79,11 +79,12 @@ class RecurrentPPO(PPO):
         return torch.zeros(batch, 2, self.carry_size)
 
     def outlook(self, params: Params, rollout: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Every step from the state that the policy had there: one product for all of them, no walk along the time."""
         net, shape = self.nets["policy"], rollout["rewards"].shape
-        out, values, carries = net(params["policy"], rollout["obs"], rollout["state"][0], is_first(rollout))
-        next_obs = tree_map(lambda x: x.flatten(0, 1), rollout["next_obs"])
-        _, next_values, _ = net(params["policy"], next_obs, carries.flatten(0, 1))
-        return out, values, next_values.view(shape)
+        obs, next_obs = (tree_map(lambda x: x.flatten(0, 1), rollout[k]) for k in ("obs", "next_obs"))
+        out, values, carries = net(params["policy"], obs, rollout["state"].flatten(0, 1))
+        _, next_values, _ = net(params["policy"], next_obs, carries)
+        return out.view(*shape, *out.shape[1:]), values.view(shape), next_values.view(shape)
 
     def samples(self, batch: Batch, rollout: Batch) -> Batch:
         """Sequences: [T, N, ...] -> [T / L * N, L, ...], and the state that each begins with."""

@@ -123,11 +123,23 @@ class SAC(ContinuousControl[SACFields]):
 
     # --- shared --------------------------------------------------------------------------------------------------
 
-    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, obs, weights = self.hp, batch["obs"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
-        actor_rate = self.actor_rate(state, rate)
-        alpha = torch.exp(state.extra["log_alpha"])
+    def train_step(
+        self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
+    ) -> tuple[TrainState, Aux]:
+        """`actor`: is the policy due? None asks `policy_delay`, at the cost of computing it every time."""
+        hp = self.hp
+        state, metrics, error = self.critic_step(state, batch, key)
+        if actor is not False:
+            improved, more = self.policy_step(state, batch, key)
+            state = improved if actor else delayed(state.step, hp.policy_delay, improved, state)
+            metrics |= more
+        step, critic = state.step + 1, state.params["critic"]
+        slow = {k: periodic(v, critic, step, hp.target_update_interval, hp.tau) for k, v in state.target.items()}
+        return state._replace(target=slow, step=step), Aux(metrics, error)
+
+    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+        """The state with new critics, metrics, and the error of every sample."""
+        weights, alpha = batch["weights"], torch.exp(state.extra["log_alpha"])
         next_action, next_log_prob = self.dist.sample_and_log_prob(
             self.policy(state.params["actor"], state.extra, batch["next_obs"]), rng.fold(key, 0)
         )
@@ -137,50 +149,48 @@ class SAC(ContinuousControl[SACFields]):
             loss, report = self.critic_loss(params, state, batch, next_action, bonus, rng.fold(key, 2))
             return weighted_mean(loss, weights), report
 
-        loss_q, report, grads = value_and_grad(critic_loss, state.params["critic"])
-        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-        extra = {**state.extra, **report.extra}
+        loss, report, grads = value_and_grad(critic_loss, state.params["critic"])
+        rate = self.hp.learning_rate(state.progress)
+        critic, opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        metrics = {
+            "critic_loss": loss,
+            "ent_coef": alpha,
+            "q_value_mean": weighted_mean(report.q, weights),
+            "target_mean": weighted_mean(report.target, weights),
+        }
+        state = state._replace(
+            params={**state.params, "critic": critic},
+            opt={**state.opt, "critic": opt},
+            extra={**state.extra, **report.extra},
+        )
+        return state, metrics, report.error
+
+    def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
+        """The state with new policy and temperature, and metrics."""
+        obs, weights, extra = batch["obs"], batch["weights"], state.extra
+        rate = self.actor_rate(state, self.hp.learning_rate(state.progress))
+        alpha = torch.exp(extra["log_alpha"])
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Extra]]:  # Eq. 7
             out, renewed = self.learning_policy(params, extra, obs, weights)
             action, log_prob = self.dist.sample_and_log_prob(out, rng.fold(key, 1))
-            value = self.policy_value(critic, extra, obs, action, rng.fold(key, 3))
+            value = self.policy_value(state.params["critic"], extra, obs, action, rng.fold(key, 3))
             return weighted_mean(alpha * log_prob - value, weights), (log_prob, renewed)
 
-        loss_pi, (log_prob, renewed), grads = value_and_grad(actor_loss, state.params["actor"])
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
+        loss, (log_prob, renewed), grads = value_and_grad(actor_loss, state.params["actor"])
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
 
         entropy = -weighted_mean(log_prob, weights)
-        log_alpha, alpha_opt = state.extra["log_alpha"], state.opt["log_alpha"]
-        if hp.ent_coef == "auto":  # gradient of Eq. 18 with respect to log alpha
+        log_alpha, alpha_opt = extra["log_alpha"], state.opt["log_alpha"]
+        if self.hp.ent_coef == "auto":  # gradient of Eq. 18 with respect to log alpha
             gradient = alpha * (entropy - self.target_entropy)
-            log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, actor_rate)
-
-        renewed = {**renewed, "log_alpha": log_alpha}
-        actor, actor_opt, alpha_opt, renewed = delayed(
-            state.step, hp.policy_delay, (actor, actor_opt, alpha_opt, renewed),
-            (state.params["actor"], state.opt["actor"], state.opt["log_alpha"], {k: extra[k] for k in renewed}),
-        )  # fmt: skip
-        step = state.step + 1
+            log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, rate)
         state = state._replace(
-            params={"actor": actor, "critic": critic},
-            target={
-                name: periodic(slow, critic, step, hp.target_update_interval, hp.tau)
-                for name, slow in state.target.items()
-            },
-            opt={"actor": actor_opt, "critic": critic_opt, "log_alpha": alpha_opt},
-            extra={**extra, **renewed},
-            step=step,
+            params={**state.params, "actor": actor},
+            opt={**state.opt, "actor": actor_opt, "log_alpha": alpha_opt},
+            extra={**extra, **renewed, "log_alpha": log_alpha},
         )
-        metrics = {
-            "critic_loss": loss_q,
-            "actor_loss": loss_pi,
-            "ent_coef": alpha,
-            "entropy": entropy,
-            "q_value_mean": weighted_mean(report.q, weights),
-            "target_mean": weighted_mean(report.target, weights),
-        }
-        return state, Aux(metrics, report.error)
+        return state, {"actor_loss": loss, "entropy": entropy}
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         out, features = self.policy(state.params["actor"], state.extra, obs, True)

@@ -83,8 +83,5 @@ def take(values: Tensor, actions: Tensor) -> Tensor:
 def under(values: Tensor, policy: Tensor) -> Tensor:
     """Values of a policy: an action [B], or probabilities [B, A] to average with."""
     if policy.ndim == 1:
-        if values.ndim == 2:
-            return take(values, policy)
-        index = policy.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-        return values.gather(1, index).squeeze(1)  # no gradient goes this way
+        return take(values, policy)
     return ((policy if values.ndim == 2 else policy.unsqueeze(-1)) * values).sum(1)

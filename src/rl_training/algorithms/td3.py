@@ -82,9 +82,20 @@ class TD3(ContinuousControl[TD3Fields]):
 
     # --- shared --------------------------------------------------------------------------------------------------
 
-    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, critic, obs, weights = self.hp, self.nets["critic"], batch["obs"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
+    def train_step(
+        self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
+    ) -> tuple[TrainState, Aux]:
+        """`actor`: are policy and targets due? None asks `policy_delay`, at the cost of computing them every time."""
+        state, metrics, error = self.critic_step(state, batch, key)
+        if actor is not False:
+            improved, more = self.policy_step(state, batch)
+            state = improved if actor else delayed(state.step, self.hp.policy_delay, improved, state)
+            metrics |= more
+        return state._replace(step=state.step + 1), Aux(metrics, error)
+
+    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+        """The state with new critics, metrics, and the error of every sample."""
+        critic, obs, weights = self.nets["critic"], batch["obs"], batch["weights"]
         next_action = self.target_action(state.target["actor"], batch["next_obs"], key)
         next_q = self.next_q(state.target["critic"], batch, next_action)
         target = batch["rewards"] + batch["discounts"] * next_q
@@ -94,35 +105,34 @@ class TD3(ContinuousControl[TD3Fields]):
             error = q - target
             return weighted_mean((error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
 
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
-        critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-
-        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
-            return weighted_mean(self.policy_loss(critic_params, batch, self.policy(params, obs)), weights), ()
-
-        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor_params, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        slow = {
-            "actor": polyak(state.target["actor"], actor_params, hp.tau),
-            "critic": polyak(state.target["critic"], critic_params, hp.tau),
-        }
-        actor_params, actor_opt, slow = delayed(
-            state.step, hp.policy_delay, (actor_params, actor_opt, slow),
-            (state.params["actor"], state.opt["actor"], state.target),
-        )  # fmt: skip
-        state = state._replace(
-            params={"actor": actor_params, "critic": critic_params},
-            target=slow,
-            opt={"actor": actor_opt, "critic": critic_opt},
-            step=state.step + 1,
-        )
+        loss, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        rate = self.hp.learning_rate(state.progress)
+        params, opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        state = state._replace(params={**state.params, "critic": params}, opt={**state.opt, "critic": opt})
         metrics = {
-            "critic_loss": loss_q,
-            "actor_loss": loss_pi,
+            "critic_loss": loss,
             "q_value_mean": weighted_mean(q, weights),
             "target_mean": weighted_mean(target, weights),
         }
-        return state, Aux(metrics, error)
+        return state, metrics, error
+
+    def policy_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Tensor]]:
+        """The state with new policy and targets, and metrics."""
+        hp, critic = self.hp, state.params["critic"]
+
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
+            action = self.policy(params, batch["obs"])
+            return weighted_mean(self.policy_loss(critic, batch, action), batch["weights"]), ()
+
+        loss, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        rate = hp.learning_rate(state.progress)
+        actor, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        slow = {
+            "actor": polyak(state.target["actor"], actor, hp.tau),
+            "critic": polyak(state.target["critic"], critic, hp.tau),
+        }
+        params = {**state.params, "actor": actor}
+        return state._replace(params=params, target=slow, opt={**state.opt, "actor": opt}), {"actor_loss": loss}
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         out, features = self.nets["actor"](state.params["actor"], obs, True)

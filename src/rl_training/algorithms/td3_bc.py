@@ -54,9 +54,11 @@ class TD3BC(TD3):
         loss: Tensor = (action - batch["actions"]).square().mean(-1) - scale * q  # Eq. 3
         return loss
 
-    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+    def train_step(
+        self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
+    ) -> tuple[TrainState, Aux]:
         seen = {"obs": self.seen(state, batch["obs"]), "next_obs": self.seen(state, batch["next_obs"])}
-        return super().train_step(state, {**batch, **seen}, key)
+        return super().train_step(state, {**batch, **seen}, key, actor)
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         return super().behaviour(state, self.seen(state, obs))

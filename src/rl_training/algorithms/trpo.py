@@ -86,8 +86,9 @@ class TRPO(PolicyGradient[TRPOHyper]):
     def init_state(self, seed: int) -> TrainState:
         """With room for the solver, so that each of its products can be a call of its own."""
         state = super().init_state(seed)
-        solver = begin_solver(torch.zeros_like(state.params["actor"]))
-        return state._replace(extra={**state.extra, "solver": tree_map(torch.clone, solver)})
+        blank = torch.zeros_like(state.params["actor"])
+        room = tree_map(torch.clone, {"gradient": blank, "solver": begin_solver(blank)})
+        return state._replace(extra={**state.extra, **room})
 
     def phases(self) -> tuple[Phase, ...]:
         """Every iteration of the conjugate gradient is a call of one small graph: unrolled, the same products take
@@ -136,7 +137,8 @@ class TRPO(PolicyGradient[TRPOHyper]):
     def gradient_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         _, _, gradient = value_and_grad(lambda params: self.surrogate(params, batch), state.params["actor"])
         metrics = {"gradient_norm": torch.linalg.vector_norm(gradient)}
-        return state._replace(extra={**state.extra, "solver": begin_solver(gradient)}), Aux(metrics)
+        extra = {**state.extra, "gradient": gradient, "solver": begin_solver(gradient)}
+        return state._replace(extra=extra), Aux(metrics)
 
     def solver_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         solver = solver_step(self.fisher(state.params["actor"], batch), state.extra["solver"])
@@ -145,9 +147,9 @@ class TRPO(PolicyGradient[TRPOHyper]):
 
     def search_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """The largest step in the bound, then the longest part of it that holds the bound and improves."""
-        hp, old, direction = self.hp, state.params["actor"], state.extra["solver"]["solution"]
-        weights, mask = batch["weights"], batch.get("mask")
-        curvature = direction.dot(self.fisher(old, batch)(direction)).clamp(min=1e-20)
+        hp, old, solver = self.hp, state.params["actor"], state.extra["solver"]
+        weights, mask, direction = batch["weights"], batch.get("mask"), solver["solution"]
+        curvature = direction.dot(state.extra["gradient"] - solver["residual"]).clamp(min=1e-20)  # x F x: F x = g - r
         full_step = torch.sqrt(2.0 * hp.target_kl / curvature) * direction  # app. C
         before, old_out = self.surrogate(old, batch)
 

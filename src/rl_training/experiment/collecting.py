@@ -62,6 +62,8 @@ def expert_of(hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
     path = _trained(recipe.train) if recipe.train is not None else str(recipe.path)
     agent = Agent.load(path, device=str(device))
     agent._check_spec(spec.observation, spec.action)
+    if agent.algorithm.sees_rewards:
+        raise UserError(f"{agent.config.algo} cannot be an expert: it must be told rewards, and an expert is not")
     return Expert(agent.algorithm, agent.state)
 
 

@@ -28,6 +28,7 @@ from rl_training.runtime.evaluator import EVALUATION_STREAM
 
 Parts = dict[str, Array]  # the arrays of an observation by name; of a plain one "image" or "vector"
 _SEE, _DREAM = 301, 302  # random streams
+LOSSES = ("world", "reconstruction", "reward", "continue", "dynamics", "representation")  # of a world model
 
 
 @runtime_checkable
@@ -154,7 +155,7 @@ def open_loop(
 class Course(NamedTuple):
     """How a model got better: its losses as they were logged, and the open-loop error of each checkpoint."""
 
-    losses: dict[str, tuple[list[float], list[float]]]  # metric -> steps, values
+    losses: dict[str, tuple[list[float], list[float]]]  # by name: steps, values
     error: dict[str, tuple[list[float], list[float]]]  # part of the observation -> steps, mean over the horizon
 
 
@@ -166,16 +167,16 @@ def over_training(agent: Agent, episodes: Episodes, context: int, horizon: int) 
         raise UserError(f"{path} is not in a run directory, so there is no training to look back on")
     seed = agent.seeds[agent.index]
     records = [r for r in read_metrics(run) if "train/world_loss" in r and r.get("seed", seed) == seed]
-    names = [name for name in records[-1] if name.endswith("_loss")] if records else []
-    losses = {name: ([float(r["step"]) for r in records], [float(r[name]) for r in records]) for name in names}
+    steps = [float(r["step"]) for r in records]
+    losses = {name: (steps, [float(r[f"train/{name}_loss"]) for r in records]) for name in LOSSES if records}
     error: dict[str, tuple[list[float], list[float]]] = {}
     for saved in list_checkpoints(run, "step"):
         if verify(saved) is not None:
             continue
         state = Agent.load(saved, seed=seed, device=str(agent.algorithm.device), env=agent.env).state
         for name, values in open_loop(agent, episodes, context, horizon, state).error.items():
-            steps, means = error.setdefault(name, ([], []))
-            steps.append(float(checkpoint_step(saved)))
+            places, means = error.setdefault(name, ([], []))
+            places.append(float(checkpoint_step(saved)))
             means.append(float(values[1:].mean()))
     return Course(losses, error)
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.learner import ReplayLearner, RolloutLearner
+from rl_training.runtime.learner import ReplayLearner
 from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 
 @torch.no_grad()

@@ -29,7 +29,9 @@ from rl_training.experiment.process import suitable_threads
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.learner import LEARN, ReplayLearner, RolloutLearner
+from rl_training.runtime.learner import LEARN, ReplayLearner
+from rl_training.runtime.loops.evolution import EvolutionLearner
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 _PACKAGE = str(Path(rl_training.__file__).parent)
 _MASKS = (
@@ -186,7 +188,9 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
             train, key = part(learner.train), learner.tree["keys"][index]
             if int(train.step) >= update:
                 batch = make_batch(phase, train, key, *arguments[1:])
-                raise _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+                reached = _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+                if not _harmless(reached):
+                    raise reached
 
         def sampled(phase: Phase, train: TrainState, key: Tensor) -> dict[str, Tensor]:
             batch: dict[str, Tensor] = learner.sample_one(
@@ -194,13 +198,14 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
             )
             return batch
 
-        def cut(phase: Phase, train: TrainState, key: Tensor, scratch: dict[str, Any]) -> dict[str, Tensor]:
-            return part(learner.minibatch(phase, scratch))  # type: ignore[no-any-return]
+        def cut(phase: Phase, train: TrainState, key: Tensor, *scratch: dict[str, Any]) -> dict[str, Tensor]:
+            return part(learner.minibatch(phase, *scratch))  # type: ignore[no-any-return]
 
-        if isinstance(learner, ReplayLearner | RolloutLearner):
+        if isinstance(learner, ReplayLearner | RolloutLearner | EvolutionLearner):
             make = sampled if isinstance(learner, ReplayLearner) else cut
             for phase in learner.phases:
-                _before(_steps(learner), phase.name, partial(stop_at, phase, make))
+                for name, kind in phase.kinds.items():
+                    _before(_steps(learner), name, partial(stop_at, kind, make))
         else:
             raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
         try:
@@ -208,6 +213,14 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
         except _Reached as reached:
             return reached
     return None
+
+
+@torch.no_grad()
+def _harmless(reached: _Reached) -> bool:
+    """A part of an update that does not complete it, such as a product of TRPO's, and gives finite numbers."""
+    after, _ = reached.step(reached.train, reached.batch, reached.key)
+    same_update = torch.equal(after.step, reached.train.step)
+    return same_update and all(finite(x) for _, x in tree_items(after))
 
 
 def _steps(learner: Any) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class Net:
             parts += [parameter.detach().reshape(-1), parameter.new_zeros(self._sizes[2 * i + 1])]
         return torch.cat(parts) if parts else torch.zeros(0)
 
+    @property
+    def used(self) -> Tensor:
+        """1 where the flat vector holds a parameter, 0 in the gaps between them."""
+        return torch.cat([torch.full((size,), 1.0 - i % 2) for i, size in enumerate(self._sizes)])
+
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the flat vector under the module's parameter names."""
         parts = torch.split(flat, self._sizes, dim=-1)[::2]

@@ -16,7 +16,7 @@ from rl_training.reports import svg
 from rl_training.reports.png import png
 
 Image = npt.NDArray[np.uint8]
-COLUMNS = 16  # frames of a strip
+COLUMNS = 24  # frames of a strip
 COMPONENTS = 12  # curves of a picture
 SEEN, DREAMED, PAPER = (46, 160, 67), (218, 54, 51), (255, 255, 255)  # frames that the model saw, did not see; between
 GAP = 2
@@ -105,7 +105,7 @@ def unit(part: str, loop: OpenLoop) -> str:
 def training_curves(course: Course, path: Path) -> None:
     """A panel for each loss of the world model, and one for the open-loop error of each part."""
     named = {
-        **{name.removeprefix("train/").replace("_", " "): curve for name, curve in course.losses.items()},
+        **{f"{name} loss": curve for name, curve in course.losses.items()},
         **{f"open-loop error ({part})": curve for part, curve in course.error.items()},
     }
     panels = []

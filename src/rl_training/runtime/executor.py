@@ -12,6 +12,7 @@ for five seeds with 100 000 rows each; tried with 2.11), and some cannot be buil
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import shutil
 import types
@@ -143,12 +144,16 @@ class CompiledGraph:
         self.inputs: list[Tensor] = []
         self.leaves: list[int | Tensor] = []  # of the result: number of an output, or a static tensor
         self.out: Any = None  # the shape of the result, as a tree
+        self.names: list[str] | None = None  # of a result that is a dict of tensors
 
     def __call__(self, *args: Any) -> Any:
-        if self.entry is not None and all(a is b for a, b in zip(args, self.args)):
+        if self.entry is not None and not any(map(operator.is_not, args, self.args)):
             outputs = self.entry(self.inputs.copy())
-            leaves = iter([outputs[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves])
-            return tree_map(lambda _: next(leaves), self.out)
+            leaves = [outputs[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves]
+            if self.names is not None:  # the usual case, at a fifth of the cost of the general one
+                return dict(zip(self.names, leaves))
+            given = iter(leaves)
+            return tree_map(lambda _: next(given), self.out)
         self.calls += 1
         return self._watch(*args) if self.calls == 2 else self.fn(*args)
 
@@ -179,6 +184,8 @@ class CompiledGraph:
             if all(id(x) in static for x in inputs) and all(leaf is not None for leaf in leaves):
                 self.args, self.entry, self.inputs, self.out = args, entry, inputs, out
                 self.leaves = leaves  # type: ignore[assignment]
+                flat = isinstance(out, dict) and all(isinstance(x, Tensor) for x in out.values())
+                self.names = list(out) if flat else None
         return out
 
 

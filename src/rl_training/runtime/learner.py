@@ -1,7 +1,7 @@
 """The device side of training: all learning state as one tree of tensors, and the functions that advance it.
 
-`interact` stores the last transition and chooses the next actions; `update` samples and learns; for rollouts `prepare`
-and `minibatch`. Each is one function of the tree, so each is one graph, and each works on all seeds at once.
+`interact` stores the last transition and chooses the next actions; `update` samples from replay and learns (rollouts:
+rollout_learner.py). Each is one function of the tree, so each is one graph, and each works on all seeds at once.
 Every tensor has a leading seed axis S; algorithms never see it.
 """
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Batch, Phase, TrainState, rows_like
-from rl_training.algorithms.hyper import RolloutHyper
 from rl_training.data.frames import Frames
 from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
@@ -83,6 +82,8 @@ class Learner:
         self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else self.inputs
         rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
+        self._columns = [self._scalars[:, i] for i in range(5)]
+        self._chosen = self.tree["actions"].flatten(0, 1)
         self._views: dict[int, tuple[Any, Any]] = {}
         self._copied: torch.cuda.Event | None = None
         self._interact = executor.wrap(self.interact_fn, self.small_state)
@@ -160,12 +161,12 @@ class Learner:
     def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
         """Copy what the environments returned into the input buffers."""
         self._wait()
-        scalars = self._scalars
-        scalars[:, 0] = step.rewards
-        scalars[:, 1] = step.terminated
-        scalars[:, 2] = step.truncated
-        scalars[:, 3] = step.valid
-        scalars[:, 4] = 1.0 if keep_invalid else step.valid
+        reward, terminated, truncated, valid, advance = self._columns
+        reward[:] = step.rewards
+        terminated[:] = step.terminated
+        truncated[:] = step.truncated
+        valid[:] = step.valid
+        advance[:] = True if keep_invalid else step.valid
         self._upload(step.obs, step.final_obs)
 
     def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
@@ -197,7 +198,8 @@ class Learner:
 
     def interact(self) -> np.ndarray:
         """Store the loaded transition and return the next actions [M, ...] as an array."""
-        return self._host(self._interact(self.tree, self.inputs))
+        self._interact(self.tree, self.inputs)
+        return self.chosen_actions()
 
     def act(self) -> np.ndarray:
         """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
@@ -226,14 +228,11 @@ class Learner:
         self.tree["actions"].copy_(actions)
         if self.algorithm.recurrent:
             copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
-        return self._host(self.tree["actions"])
+        return self.chosen_actions()
 
     def chosen_actions(self) -> np.ndarray:
-        """The actions chosen last, for a run that goes on between choosing and stepping."""
-        return self._host(self.tree["actions"])
-
-    def _host(self, actions: Tensor) -> np.ndarray:
-        array: np.ndarray = actions.flatten(0, 1).cpu().numpy()
+        """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
+        array: np.ndarray = self._chosen.cpu().numpy()
         return array
 
     # --- learning ----------------------------------------------------------------------------------------------
@@ -283,7 +282,9 @@ class ReplayLearner(Learner):
             self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
-        self._updates = {phase.name: executor.wrap(self.update_of(phase), self.small_state) for phase in self.phases}
+        kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
+        self._updates = {name: executor.wrap(self.update_of(kind), self.small_state) for name, kind in kinds.items()}
+        self._steps_taken: int | None = None  # of `train.step`, on this side; read from it at the first update
 
     def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
         """The tensors of each source of a phase."""
@@ -339,168 +340,21 @@ class ReplayLearner(Learner):
 
     def update(self, times: int, phase: Phase | None = None) -> dict[str, Tensor]:
         """`times` gradient steps of a phase (the first one when none is named)."""
-        run = self._updates[(phase or self.phases[0]).name]
+        phase = phase or self.phases[0]
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
-            metrics = run(self.tree)
+            metrics |= self._updates[self._next(phase)](self.tree)
         return metrics
 
-
-class RolloutLearner(Learner):
-    """On-policy: `learn()` prepares the full rollout and runs the algorithm's phases on it."""
-
-    def __init__(
-        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor
-    ) -> None:
-        hp: RolloutHyper = algorithm.hp
-        columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool), **algorithm.extra_columns()}
-        super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
-        self.rollouts, self.phases = 0, algorithm.phases()
-        self.scratch: dict[str, Any] = {}  # the batch of each source, and where its minibatches are cut
-        prior = algorithm.prior()
-        self.prior: Source | None = prior[0] if prior is not None else None
-        self.tree["prior"] = self.prior.init(len(self.seeds), self.device) if self.prior is not None else {}
-        self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
-        self._write = executor.wrap(self.write_fn, self.small_state)
-        self._prepare = executor.wrap(self.prepare_fn, self.small_state)
-        self._steps = {
-            phase.name: executor.wrap(self.step_of(phase), lambda: {**self.small_state(), "scratch": self.scratch})
-            for phase in self.phases
-        }
-
-    @torch.no_grad()
-    def _empty_window(self, phase: Phase) -> Batch:
-        """Room for the phase's columns of its last rollouts: [S, window, rows, ...]."""
-        _, batch = self.prepare_fn(self.tree)
-        rows = {name: batch[name] for name in phase.columns if name in batch}
-        return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
-
-    def write(self) -> None:
-        self._write(self.tree, self.inputs)
-
-    def prepare_fn(self, tree: dict[str, Any]) -> tuple[Any, Batch]:
-        def one(train: TrainState, data: dict[str, Any], key: Tensor) -> tuple[Any, Batch]:
-            prepare_key = rng.fold(rng.fold(key, PREPARE), train.step)
-            new, batch = self.algorithm.prepare(train, self.store.whole(data), prepare_key)
-            return new.extra, batch
-
-        # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
-        return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
-
-    def shuffle_fn(self, tree: dict[str, Any], rows: int) -> Tensor:
-        def one(step: Tensor, key: Tensor) -> Tensor:
-            return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows)
-
-        return self.per_seed(one)(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
-
-    def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
-        """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
-
-        def one(train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]) -> Any:
-            batch = self._cut(phase, train, key, scratch, prior)
-            new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
-            return new, aux.metrics
-
-        def step(tree: dict[str, Any], scratch: dict[str, Any]) -> dict[str, Tensor]:
-            before = tree["train"].step.clone()
-            new, metrics = self.per_seed(one)(tree["train"], tree["keys"], scratch, tree["prior"])
-            copy_into(tree["train"], new)
-            if phase.batch_size:
-                scratch["offset"].add_(phase.batch_size)
-            self.note_metrics(tree, before, metrics)
-            return metrics  # type: ignore[no-any-return]
-
-        return step
-
-    def _cut(
-        self, phase: Phase, train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]
-    ) -> Batch:
-        """What one seed's next step reads: rows of the rollout, of the fixed data, or of both."""
-
-        def fixed(rows: int) -> Batch:
-            assert self.prior is not None, f"{self.algorithm.name} names no fixed data"
-            return self.prior.sample(prior, rng.fold(rng.fold(key, SAMPLE), train.step), rows, train.progress)
-
-        if phase.source == "prior":
-            return fixed(phase.batch_size or self.algorithm.hp.batch_size)
-        batch: Batch = scratch["batch"]
-        if phase.batch_size:
-            order = scratch["order"]
-            rows = order[scratch["offset"] + torch.arange(phase.batch_size, device=order.device)]
-            batch = tree_map(lambda x: x[rows], batch)
-        if phase.also is not None:
-            more = fixed(phase.also[1])
-            batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
-        return batch
-
-    def minibatch(self, phase: Phase, scratch: dict[str, Any]) -> Batch:
-        """What the next step of a phase reads, of every seed."""
-        cut = self.per_seed(lambda *trees: self._cut(phase, *trees))
-        tree = self.tree
-        return cut(tree["train"], tree["keys"], scratch, tree["prior"])  # type: ignore[no-any-return]
-
-    def learn(self) -> tuple[dict[str, Tensor], int]:
-        """The metrics of the last steps, and how many gradient steps were taken."""
-        extra, batch = self._prepare(self.tree)
-        with torch.no_grad():
-            copy_into(self.tree["train"].extra, extra)
-            self.tree["data"]["count"].zero_()
-        rollout = self._stage("rollout", batch)
-        metrics: dict[str, Tensor] = {}
-        updates = 0
-        for phase in self.phases:
-            if phase.window > 1:
-                self._remember(phase, batch)
-            if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
-                scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                for _ in range(phase.calls(0, 0)):
-                    latest, taken = self._epoch(phase, scratch)
-                    metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
-        self.rollouts += 1
-        return metrics, updates
-
-    @torch.no_grad()
-    def _stage(self, source: str, batch: Batch) -> dict[str, Any]:
-        """A batch in tensors that stay in place, with room for the order of its minibatches."""
-        if source not in self.scratch:
-            offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
-            order = torch.zeros(batch["weights"].shape[:2], dtype=torch.int64, device=self.device)
-            self.scratch[source] = {"batch": tree_map(torch.clone, batch), "order": order, "offset": offset}
-        copy_into(self.scratch[source]["batch"], batch)
-        staged: dict[str, Any] = self.scratch[source]
-        return staged
-
-    @torch.no_grad()
-    def _remember(self, phase: Phase, batch: Batch) -> None:
-        window, slot = self.tree["windows"][phase.name], self.rollouts % phase.window
-        for name, column in window.items():
-            tree_map(lambda kept, new: kept[:, slot].copy_(new), column, batch[name])
-
-    @torch.no_grad()
-    def _window(self, phase: Phase) -> Batch:
-        """What the phase kept of its last rollouts, as one batch."""
-        batch: Batch = tree_map(lambda x: x.flatten(1, 2), self.tree["windows"][phase.name])
-        return batch if phase.begin is None else self.per_seed(phase.begin)(self.tree["train"], batch)
-
-    def _epoch(self, phase: Phase, scratch: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
-        rows = scratch["order"].shape[1]
-        if phase.source == "prior":
-            return self._steps[phase.name](self.tree, scratch), 1
-        if phase.batch_size:
-            with torch.no_grad():
-                scratch["order"].copy_(self.shuffle_fn(self.tree, rows))
-                scratch["offset"].zero_()
-        metrics: dict[str, Tensor] = {}
-        count = rows // phase.batch_size if phase.batch_size else 1
-        for _ in range(count):
-            metrics = self._steps[phase.name](self.tree, scratch)
-        return metrics, count
-
-    @property
-    def updates_per_rollout(self) -> int:
-        """Gradient steps for each rollout, on average."""
-        count: int = self.algorithm.hp.updates_per_rollout(self.num_envs)
-        return count
+    def _next(self, phase: Phase) -> str:
+        """Name of the function that the next call of a phase runs."""
+        if phase.between is None:
+            return phase.name
+        if self._steps_taken is None:
+            self._steps_taken = int(self.train.step.flatten()[0])
+        due = self._steps_taken % phase.period == 0
+        self._steps_taken += 1
+        return phase.name if due else f"{phase.name}/between"
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

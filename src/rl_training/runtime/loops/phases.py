@@ -43,7 +43,7 @@ class PhasedLoop(Loop):
         metrics: dict[str, Tensor] = {}
         calls = phase.calls(self.env_steps, turn)
         while call < calls:
-            metrics = learner.update(1, phase)
+            metrics = {**metrics, **learner.update(1, phase)}
             call += 1
             self.gradient_steps += phase.learns
             if not to_the_end and self.should_stop():
@@ -53,8 +53,10 @@ class PhasedLoop(Loop):
 
     def keep_metrics(self, learner: ReplayLearner, phase: Phase, metrics: dict[str, Tensor]) -> None:
         """The last metrics of each phase, under its name where there are several."""
-        several = len(learner.phases) > 1
-        self.metrics = {**self.metrics, **{f"{phase.name}/{k}" if several else k: v for k, v in metrics.items()}}
+        if len(learner.phases) == 1:
+            self.metrics = metrics or self.metrics
+        else:
+            self.metrics = {**self.metrics, **{f"{phase.name}/{k}": v for k, v in metrics.items()}}
 
     def phase_counters(self) -> dict[str, Any]:
         return {"learned": self.learned, "position": self.position}
