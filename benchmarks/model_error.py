@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,15 @@ from rl_training.ops import rng
 
 STEPS = 10
 TASKS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {"rows": 10_000, "model_hidden_sizes": (64, 64), "model_learning_rate": 1e-3},
-    "Hopper-v5": {"rows": 100_000, "model_hidden_sizes": (200, 200, 200), "model_learning_rate": 1e-3},
+    "Pendulum-v1": {"rows": 10_000, "model_hidden_sizes": (64, 64), "num_members": 7, "num_elites": 5},
+    "Hopper-v5": {
+        "rows": 100_000,
+        "model_hidden_sizes": (200, 200, 200),
+        "num_members": 5,
+        "num_elites": 4,
+        "model_batch_size": 128,
+        "model_max_epochs": 20,
+    },
 }
 
 
@@ -74,7 +82,8 @@ def fit(dynamics: Dynamics, data: dict[str, Tensor]) -> TrainState:
     while not state.extra["dynamics"]["fitted"]:
         for _ in range(batches):
             state, _ = dynamics.fit(state, draw(hp.model_batch_size * hp.num_members, state.step), key)
-        state, _ = dynamics.validate(state, draw(hp.model_holdout_size, 0), key)
+        state, aux = dynamics.validate(state, draw(hp.model_holdout_size, 0), key)
+        print(f"epoch {int(aux.metrics['epochs'])}: error {float(aux.metrics['elite_error']):.5f}", file=sys.stderr)
     return state
 
 
@@ -83,7 +92,7 @@ def measure(env_id: str, rows: int, **fields: Any) -> dict[str, float]:
     kept = len(episodes) * 4 // 5
     train = {k: torch.cat([e[k] for e in episodes[:kept]]) for k in episodes[0]}
     test = {k: torch.cat([e[k] for e in episodes[kept:]]) for k in episodes[0]}
-    dynamics = Dynamics(spec, DynamicsHyper(num_members=7, num_elites=5, **fields))
+    dynamics = Dynamics(spec, DynamicsHyper(**fields))
     state = fit(dynamics, train)
     norm, scale = state.extra["dynamics"]["norm"], train["obs"].std(0)
 
@@ -130,10 +139,14 @@ def main() -> None:
             "| task | rows learned from | held out | error, one step | persistence / error | error, ten steps |"
             " persistence / error | inside the 90 % interval |\n|---|---|---|---|---|---|---|---|\n"
         )
+        settings = "Settings, beside the defaults: " + "; ".join(
+            f"{env_id} {', '.join(f'`{k}: {list(v) if isinstance(v, tuple) else v}`' for k, v in fields.items())}"
+            for env_id, fields in TASKS.items()
+        )
         page = Path(__file__).resolve().parent.parent / "docs" / "model_error.md"
         page.write_text(
             "# Error and calibration of the dynamics ensemble\n\nWritten by `python benchmarks/model_error.py`.\n\n"
-            f"{text}\n\n{head}" + "\n".join(lines) + "\n"
+            f"{text}\n\n{head}" + "\n".join(lines) + f"\n\n{settings}\n"
         )
 
 

@@ -56,16 +56,20 @@ def test_loss_is_the_gaussian_likelihood_of_scipy() -> None:
 
 
 def test_beta_weights_the_likelihood_by_the_variance() -> None:
-    """Its gradients are those of the likelihood times variance^beta (Seitzer et al. 2022, Eq. 6 and 7)."""
+    """Its gradients are those of the likelihood times variance^beta (Seitzer et al. 2022, Eq. 6-7), over its mean."""
     batch, norm = batch_of(5), identity_norm(3, 2)
+    batch["weights"] = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
     mean, log_var = normal(2, 5, 4, seed=3).requires_grad_(), normal(2, 5, 4, seed=4).requires_grad_()
     loss = mopo_model_loss(Prediction(mean, log_var, None), batch, norm, beta=0.5)["model_loss"]
     found = torch.autograd.grad(loss, [mean, log_var])
     error = (mean - targets_of(batch["obs"], batch["next_obs"], batch["rewards"])).detach().numpy()
     variance = np.exp(log_var.detach().numpy())
-    rows = 5 * 4  # the mean of rows and numbers
-    np.testing.assert_allclose(found[0], error * variance**-0.5 / rows, rtol=1e-5)
-    np.testing.assert_allclose(found[1], 0.5 * (variance - error**2) * variance**-0.5 / rows, rtol=1e-4, atol=1e-7)
+    counts = np.array([1.0, 1.0, 0.0, 1.0, 1.0]).reshape(1, 5, 1)
+    emphasis = (
+        counts * variance**0.5 / (counts * variance**0.5).sum(1, keepdims=True) / 4
+    )  # four rows count, four numbers
+    np.testing.assert_allclose(found[0], emphasis * error / variance, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found[1], emphasis * 0.5 * (1.0 - error**2 / variance), rtol=1e-4, atol=1e-7)
     plain = mopo_model_loss(Prediction(mean, log_var, None), batch, norm)
     assert float(plain["model_loss"].detach()) == pytest.approx(2.0 * float(plain["nll"].detach()), rel=1e-6)
 

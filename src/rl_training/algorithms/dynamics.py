@@ -98,12 +98,22 @@ class DynamicsHyper(DynamicsFields, OffPolicyHyper):
         return self
 
 
+def _emphasis(log_var: Tensor, weights: Tensor, beta: float) -> Tensor:
+    """Variance^beta over its mean of the rows that count: [E, B, D + 1]. Without the division the likelihood of a model
+    that is sure of itself would vanish beside the weight decay and the bounds, and its variance stay too large."""
+    power = torch.exp(beta * log_var.detach())
+    counted = (weights > 0).unsqueeze(-1)
+    share: Tensor = power / ((counted * power).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1))
+    return share
+
+
 def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm, beta: float = 0.0) -> dict[str, Tensor]:
     """Negative log-likelihood of a batch, its weighted mean for each member, summed over the members; and named errors.
 
     Columns are [B, ...], or [E, B, ...] with a batch for each member. `model_loss` is what a gradient step takes down:
     each number's likelihood times its predicted variance to the power of beta, which is no part of the gradient
-    (Seitzer et al. 2022, Eq. 5). `mse` has the members' own mean squared errors in normalised units, [E].
+    (Seitzer et al. 2022, Eq. 5), relative to its mean over the batch. `mse` has the members' own mean squared errors in
+    normalised units, [E].
     """
     target = (targets_of(batch["obs"], batch["next_obs"], batch["rewards"]) - norm["target_mean"]) / norm["target_std"]
     weights = batch["weights"].expand(prediction.mean.shape[:2])  # [E, B]
@@ -115,7 +125,7 @@ def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm, beta: floa
 
     nll = gaussian_nll(prediction.mean, prediction.log_var, target)  # [E, B, D + 1]
     error = (prediction.mean - target).square()
-    loss = mean((torch.exp(beta * prediction.log_var.detach()) * nll if beta else nll).mean(-1)).sum()
+    loss = mean((_emphasis(prediction.log_var, weights, beta) * nll if beta else nll).mean(-1)).sum()
     out = {
         "nll": mean(nll.mean(-1)).mean(), "mse": mean(error.mean(-1)), "obs_mse": mean(error[..., :-1].mean(-1)).mean(),
         "reward_mse": mean(error[..., -1]).mean(), "log_var": mean(prediction.log_var.mean(-1)).mean(),

@@ -177,8 +177,9 @@ class MBPO(ModelBased[RolloutFields]):
 
     def policy_phase(self, **fields: Any) -> Phase:
         """SAC on batches of real and model-made transitions."""
+        hp: Any = self.hp
         real = self.real_rows
-        made = self.hp.batch_size - real  # type: ignore[attr-defined]
+        made = hp.batch_size - real
         if not real:
             return Phase("policy", self.policy_step, "synthetic", **fields)
         return Phase("policy", self.policy_step, batch_size=real, also=("synthetic", made) if made else None, **fields)
