@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_near, config_for, run_digest
+from helpers import ALGORITHMS, assert_near, config_for, run_digest
 
+from rl_training.experiment import registry
 from rl_training.experiment.agent import Agent
 from rl_training.experiment.checkpoint import load_checkpoint
 from rl_training.experiment.trainer import Trainer
@@ -77,12 +78,11 @@ def test_seeds_of_a_study_equal_their_single_runs(name: str, tmp_path: Path) -> 
         assert mean == pytest.approx(single.final_eval["mean_return"], rel=1e-2)
 
 
-def test_every_variant_trains_as_a_study(tmp_path: Path) -> None:
-    from helpers import ALGORITHMS
-
-    for name in ALGORITHMS:
-        result = run(name, tmp_path, seeds=(1, 2), total_timesteps=128)
-        assert result.status == "completed"
-        assert result.summary["gradient_steps"] > 0
-        agent = Agent.load(result.checkpoint_path, seed=2, device="cpu")
-        assert agent.evaluate(1)["per_seed"][0]["seed"] == 2
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_variant_trains_as_a_study(name: str, tmp_path: Path) -> None:
+    steps = {"on_policy": 128, "evolution": 400}.get(registry.entry(name).loop, 64)  # enough for one update
+    result = run(name, tmp_path, seeds=(1, 2), total_timesteps=steps)
+    assert result.status == "completed"
+    assert result.summary["gradient_steps"] > 0
+    agent = Agent.load(result.checkpoint_path, seed=2, device="cpu")
+    assert agent.evaluate(1)["per_seed"][0]["seed"] == 2

@@ -56,7 +56,7 @@ def launch(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
 
 
 def results(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
     return [json.loads(line.removeprefix("RESULT ")) for line in out.splitlines() if line.startswith("RESULT ")]
 

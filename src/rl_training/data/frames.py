@@ -69,10 +69,12 @@ class Frames:
         head, start = own["head"], own["fresh"] & advance
         obs = row["obs"].unflatten(2, (self.stack, -1))  # [S, N, k, C, H, W]
         newest = row["next_obs"].unflatten(2, (self.stack, -1))[:, :, -1:]
-        # Without a start the stack is written beyond the head, where nothing is read, and not counted.
+        # The stack, then the newest frame; without a start the stack goes beyond the frame, where nothing is read, and
+        # is not counted. One write for both: a compiled graph that writes to the ring twice copies all of it.
         after = head + torch.where(start, self.stack, 0)
-        self._put(data, head.unsqueeze(-1) + torch.arange(self.stack, device=head.device), obs, places)
-        self._put(data, after.unsqueeze(-1), newest, places)
+        first_of_stack = head + torch.where(start, 0, 1)
+        at = first_of_stack.unsqueeze(-1) + torch.arange(self.stack, device=head.device)
+        self._put(data, torch.cat([at, after.unsqueeze(-1)], -1), torch.cat([obs, newest], 2), places)
         own["at"].scatter_(-1, store.slots(count), after - 1)
         own["fresh"].copy_(~advance | row["terminated"] | row["truncated"])
         head.copy_(torch.where(advance, after + 1, head))

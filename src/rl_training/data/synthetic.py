@@ -27,8 +27,8 @@ def running_sum(x: Tensor) -> Tensor:
     if size <= BLOCK:
         return torch.cumsum(x, -1)
     blocks = -(-size // BLOCK)
-    padded = nn.functional.pad(x, (0, blocks * BLOCK - size)).reshape(*x.shape[:-1], blocks, BLOCK)
-    within = torch.cumsum(padded, -1)
+    padded = nn.functional.pad(x, (0, blocks * BLOCK - size))
+    within = torch.cumsum(padded.reshape(*x.shape[:-1], blocks, BLOCK), -1)
     totals = within[..., -1]
     before = running_sum(totals) - totals  # [..., blocks]
     return (within + before.unsqueeze(-1)).flatten(-2)[..., :size]

@@ -53,10 +53,9 @@ class PhasedLoop(Loop):
 
     def keep_metrics(self, learner: ReplayLearner, phase: Phase, metrics: dict[str, Tensor]) -> None:
         """The last metrics of each phase, under its name where there are several."""
-        if len(learner.phases) == 1:
-            self.metrics = metrics or self.metrics
-        else:
-            self.metrics = {**self.metrics, **{f"{phase.name}/{k}": v for k, v in metrics.items()}}
+        if len(learner.phases) > 1:
+            metrics = {f"{phase.name}/{k}": v for k, v in metrics.items()}
+        self.metrics = {**self.metrics, **metrics}
 
     def phase_counters(self) -> dict[str, Any]:
         return {"learned": self.learned, "position": self.position}
