@@ -325,7 +325,7 @@ def test_clear_errors(tmp_path: Path) -> None:
     images = EnvSpec("Pixels-v0", ArraySpec((3, 16, 16), "uint8"), ActionSpec("discrete", (3,)))
     with pytest.raises(UserError, match="normalize_observations needs a vector observation"):
         entry("ars").load()(images)
-    with pytest.raises(UserError, match="'noise'"):
+    with pytest.raises(UserError, match="needs noise, returns"):
         make_algorithm("openai_es").update({"rewards": [1.0]})
 
 

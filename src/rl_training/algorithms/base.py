@@ -195,6 +195,7 @@ class Algorithm(Generic[H]):
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
     sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
     reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
+    takes: ClassVar[tuple[str, ...]] = ()  # columns of batches that are no transitions; the first has a row each
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
     expert: Expert | None = None  # likewise
 
@@ -360,8 +361,12 @@ class Algorithm(Generic[H]):
 
     def standard_batch(self, batch: Batch) -> Batch:
         """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
-        out: Batch = {k: tree_map(self._tensor, v) for k, v in batch.items()}
-        if "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
+        out: Batch = {
+            k: tree_map(self._tensor, v) if isinstance(v, dict) else self._tensor(v) for k, v in batch.items()
+        }
+        if missing := sorted(set(self.takes) - set(out)):
+            raise UserError(f"{self.name}: the batch needs {', '.join(missing)}; it has {', '.join(sorted(out))}")
+        if not self.takes and "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
             done = out.pop("dones", out.pop("terminated", None))
             if "rewards" not in out:
                 raise UserError(f"the batch needs 'rewards'; it has {', '.join(sorted(out))}")
@@ -371,7 +376,7 @@ class Algorithm(Generic[H]):
                 out["discounts"] = self.hp.gamma * (1.0 - done.to(torch.float32))
             out["rewards"] = out["rewards"].to(torch.float32)
         if "weights" not in out:
-            out["weights"] = torch.ones(len(out["actions"]), device=self.device)
+            out["weights"] = torch.ones(len(out[(*self.takes, "actions")[0]]), device=self.device)
         return out
 
     @torch.no_grad()

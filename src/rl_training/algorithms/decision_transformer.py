@@ -59,6 +59,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     actions = ("box", "discrete")
     network_argument = "actor"
     recurrent = True
+    takes = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
     sees_rewards = True
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -105,13 +106,6 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     def offline_source(self) -> Source:
         assert self.dataset is not None
         return WindowSource(self.dataset, self.hp.context_length)
-
-    def standard_batch(self, batch: Batch) -> Batch:
-        """Windows as `WindowSource` gives them; weights default to 1."""
-        if missing := {"obs", "actions", "returns", "times", "mask"} - set(batch):
-            raise UserError(f"the batch needs {', '.join(sorted(missing))}; it has {', '.join(sorted(batch))}")
-        out: Batch = {name: self._tensor(value) for name, value in batch.items()}
-        return {"weights": torch.ones(len(out["obs"]), device=self.device), **out}
 
     def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
         """What the network says about the action of every step: [B, K, A]."""

@@ -140,6 +140,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     actions = ("discrete", "box")
     targets = ("critic",)
     recurrent = True
+    takes = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")  # see `DreamReplay`
 
     # --- networks ---------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class Evolution(Algorithm[E]):
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     masks = True
+    takes = ("noise", "returns")  # [n, parameters] and [n, 2] of n directions
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         outputs = spec.action.dim if spec.action.kind == "box" else for_action(spec.action).size
@@ -77,15 +78,6 @@ class Evolution(Algorithm[E]):
 
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("update", self.train_step, "population"),)
-
-    def standard_batch(self, batch: Batch) -> Batch:
-        if not {"noise", "returns"} <= set(batch):
-            raise UserError(
-                f"{self.name} learns from 'noise' [n, parameters] and 'returns' [n, 2] of n directions;"
-                f" the batch has {', '.join(sorted(batch))}"
-            )
-        out: Batch = {k: self._tensor(v) for k, v in batch.items()}
-        return {"weights": torch.ones(len(out["noise"]), device=self.device), **out}
 
     # --- a generation ----------------------------------------------------------------------------------------------
 
