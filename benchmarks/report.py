@@ -147,9 +147,37 @@ def atari_page(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def frames_page(data: dict[str, Any]) -> list[str]:
+    lines = ["", f"## Whole training runs on {data['env']}, {data['device']}", ""]
+    lines += ["One update a step, next to the same loop written by hand in the usual one-file style (eager).", ""]
+    lines += [f"{data['note']}", ""] if "note" in data else []
+    lines += [row("algorithm", "", "seeds", "frames/s", "against by hand"), row("---", "---", "---:", "---:", "---:")]
+    for r in data["rows"]:
+        lines.append(row(r["algo"], r["contender"], str(r["seeds"]), f"{r['frames_per_s']:,.0f}", f"{r['ratio']:.1f}x"))
+    return lines
+
+
+def ensembles_page(data: dict[str, Any]) -> list[str]:
+    gflop, spread = data["gflop"], f"{data['low']:.2f} - {data['high']:.2f}"
+    share = f"{data['of_implied']:.2f} of what the products imply (at most {data['bar']:g})"
+    return [
+        "",
+        f"## A critic update of redq next to one of sac, {data['device']}",
+        "",
+        "17 observations, 6 actions, 256 x 256, batch 256, compiled; ten critics (two in a target) against two.",
+        "",
+        f"Matrix products: {gflop['redq']:.2f} against {gflop['sac']:.2f} GFLOP, {data['implied']:.2f}x.",
+        f"Time: {data['ratio']:.2f}x ({spread}), {share}.",
+    ]
+
+
 def page_of(data: dict[str, Any]) -> list[str]:
     if "throughput" in data:
         return compare_page(data)
+    if "gflop" in data:
+        return ensembles_page(data)
+    if "rows" in data and "env" in data:
+        return frames_page(data)
     if "heads" in data:
         return heads_page(data)
     if "cpu" in data or "cuda" in data:
