@@ -138,7 +138,7 @@ def write_dreams(loop: OpenLoop, folder: Path, episodes: Sequence[int], fps: int
 
 
 def _film(images: list[Image], path: Path, fps: int) -> Path:
-    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # type: ignore[import-untyped, unused-ignore]
+    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     clip = ImageSequenceClip(images, fps=fps)
     clip.write_videofile(str(path), codec="libx264", audio=False, logger=None)
