@@ -146,7 +146,7 @@ class Memory:
 
 def count_rows(obs: Obs) -> int:
     """Observations in a batch."""
-    return len(tree_leaves(obs)[0])
+    return tree_leaves(obs)[0].shape[0]  # not len(): that would fix the number in an exported graph
 
 
 def rows_like(mask: Tensor, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "box2d": ("Box2D",),
     "mujoco": ("mujoco",),
-    "dm_control": ("dm_control", "shimmy"),
+    "dm-control": ("dm_control", "shimmy"),
     "envpool": ("envpool",),
     "offline": ("minari", "h5py"),
     "tuning": ("optuna",),
