@@ -28,7 +28,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
 
     monkeypatch.setitem(sys.modules, "shimmy", None)
     monkeypatch.delitem(gymnasium.registry, env_id, raising=False)
-    with pytest.raises(UserError, match=r"pip install rl-training\[dm_control\]"):
+    with pytest.raises(UserError, match=r"pip install rl-training\[dm-control\]"):
         make_env(env_id)
 
 
@@ -46,7 +46,7 @@ def test_mujoco_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dm_control, "_suite", lambda: Suite)
     monkeypatch.setattr(dm_control, "version", lambda name: {"mujoco": "9.0", "dm_control": "1.0"}[name])
     monkeypatch.setitem(sys.modules, "shimmy.dm_control_compatibility", importlib.import_module("math"))
-    with pytest.raises(UserError, match=r"dm_control 1.0 does not work with mujoco 9.0 .*rl-training\[dm_control\]"):
+    with pytest.raises(UserError, match=r"dm_control 1.0 does not work with mujoco 9.0 .*rl-training\[dm-control\]"):
         make_env(ENV)
 
 
