@@ -91,7 +91,7 @@ def test_vmap_equals_separate_runs(name: str, kind: str) -> None:
 
 
 ALL_OPTIONS = {"double": True, "dueling": True, "noisy": True, "max_grad_norm": 1.0}
-# Compiling costs ten seconds and more, so every run of the suite takes one of each kind; `make test-compiled` takes all.
+# Compiling costs ten seconds and more, so the suite takes one of each kind; `make test-compiled` takes them all.
 COMPILED: list[tuple[str, str, dict[str, Any]]] = [
     ("dqn", "discrete", {}),
     ("dqn", "discrete", ALL_OPTIONS),
