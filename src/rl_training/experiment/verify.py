@@ -54,6 +54,7 @@ class LedgerEntry(BaseModel):
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
+    eval_deterministic: bool = True  # off: what is judged is the random policy itself, not its most likely actions
     eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
     source: str  # where the bar comes from
 
@@ -87,6 +88,8 @@ def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes:
     chosen = tuple(seeds) if seeds else entry.seeds
     if entry.eval_interval:
         changes = {"eval_interval": entry.eval_interval, **changes}
+    if not entry.eval_deterministic:
+        changes = {"eval_deterministic": False, **changes}
     if entry.algo_kwargs:
         changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
     return make_config(
