@@ -31,7 +31,6 @@ ARGUMENTS = {  # enough steps that learning has begun
     "cql_pendulum_reference.py": ["--total-timesteps", "20"],
     "rlpd_pendulum_reference.py": ["--total-timesteps", "110"],
     "gail_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
-    "airl_cartpole_reference.py": ["--total-timesteps", "1024", "--expert-timesteps", "256"],
     "dagger_cartpole_reference.py": ["--total-timesteps", "60", "--expert-timesteps", "256"],
     "evolution_cartpole_reference.py": ["--total-timesteps", "2000"],
     "dreamer_atari_reference.py": ["--total-timesteps", "20", "--size", "tiny", "--games", "1", "--max-frames", "200"],
