@@ -6,7 +6,8 @@ arithmetic and memory traffic set.
 
 Needs no environment: the replay is filled with made-up observations (64x64 images or 24 numbers; 18 actions). A number
 is the median of single updates; sampling from the replay, the step and the way of its results back are in it.
-`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready. `cudagraph` is what training uses.
+`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready; `steps` the same with the steps of the
+recurrent loops compiled. `cudagraph` is what training uses.
 The floors: floating-point operations of the matrix products and convolutions over the device's peak, and the bytes
 that those, and the optimiser, cannot but read and write over its bandwidth. Peaks are given in --tflops and --tbytes
 (defaults: an H200 in TF32 and its memory).
@@ -28,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.ops.scan import compiled_steps
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import ReplayLearner
@@ -160,13 +162,16 @@ def operations(call: Callable[[], Any]) -> int:
 
 def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     device = torch.device(args.device)
-    learner = make_learner(args, "eager" if mode in ("eager", "captured") else mode)
+    learner = make_learner(args, "eager" if mode in ("eager", "captured", "steps") else mode)
     start = time.perf_counter()
     if mode == "eager":  # the function itself: no recording of its operations
         update = learner.update_of(learner.phases[0])
         call: Callable[[], Any] = torch.no_grad()(lambda: update(learner.tree))
     elif mode == "captured":
         call = captured(learner)
+    elif mode == "steps":
+        with compiled_steps():
+            call = captured(learner)
     else:
         call = lambda: learner.update(1)  # noqa: E731
     for _ in range(3):
@@ -200,7 +205,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=15)
     parser.add_argument("--obs", choices=("image", "vector"), default="image")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--modes", default="eager,captured,cudagraph" if cuda else "eager,compile")
+    parser.add_argument("--modes", default="eager,captured,steps,cudagraph" if cuda else "eager,compile")
     parser.add_argument("--matmul", default="high", choices=("highest", "high"), help="high: TF32, in every mode")
     parser.add_argument("--profile", action="store_true", help="on CUDA: which kernels take the time")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each number")

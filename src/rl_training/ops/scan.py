@@ -10,7 +10,8 @@ row to the first); those of the weights are then one product over all rows (see 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ Step = Callable[[Tensors, Tensors, Tensors], Tensors]  # (weights, state, one ro
 
 _steps: dict[str, Step] = {}
 _compiled: dict[tuple[Any, ...], Step] = {}
+_always = False
+
+
+@contextmanager
+def compiled_steps() -> Iterator[None]:
+    """Steps are compiled here although the function around them is not: most of the speed on a GPU, in seconds."""
+    global _always
+    before, _always = _always, True
+    try:
+        yield
+    finally:
+        _always = before
 
 
 def register_step(name: str, step: Step) -> None:
@@ -32,7 +45,7 @@ def register_step(name: str, step: Step) -> None:
 def scan(name: str, weights: Tensors, start: Tensors, rows: Tensors, *, reverse: bool = False) -> Tensors:
     """The states after each row: [T, ...] for each part of the state. `rows` [T, ...], from the last one if `reverse`;
     results stand at the place of their row."""
-    if torch.compiler.is_compiling():
+    if _always or torch.compiler.is_compiling():
         out: Tensors = torch.ops.rl_training.scan(name, weights, start, rows, reverse, 0)
         return out
     return _loop(_steps[name], weights, start, rows, reverse)
