@@ -6,8 +6,8 @@ arithmetic and memory traffic set.
 
 Needs no environment: the replay is filled with made-up observations (64x64 images or 24 numbers; 18 actions). A number
 is the median of single updates; sampling from the replay, the step and the way of its results back are in it.
-`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready; `steps` the same with the steps of the
-recurrent loops compiled. `cudagraph` is what training uses.
+`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready; `steps` the same with the steps of
+the recurrent loops compiled. `cudagraph` is what training uses.
 The floors: floating-point operations of the matrix products and convolutions over the device's peak, and the bytes
 that those, and the optimiser, cannot but read and write over its bandwidth. Peaks are given in --tflops and --tbytes
 (defaults: an H200 in TF32 and its memory).

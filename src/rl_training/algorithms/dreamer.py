@@ -149,6 +149,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     actions = ("discrete", "box")
     targets = ("critic",)
     recurrent = True
+    compiled_whole = False
     takes = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")  # see `DreamReplay`
 
     # --- networks ---------------------------------------------------------------------------------------------------

@@ -75,12 +75,13 @@ def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bo
         step = _steps[name]
         _compiled[key] = _compile(torch.vmap(step) if seeds else step)
     with torch.no_grad():
-        return _loop(_compiled[key], weights, start, rows, reverse)
+        parts = ([x.contiguous() for x in part] for part in (weights, start, rows))
+        return _loop(_compiled[key], *parts, reverse)
 
 
 def _compile(step: Step) -> Step:
     def call(weights: Tensors, state: Tensors, row: Tensors) -> Tensors:
-        return step(weights, state, row)
+        return [x.contiguous() for x in step(weights, state, row)]  # laid out as the next call expects it
 
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     # A code object of its own: without guards the graph of one step would be run for another.
