@@ -275,6 +275,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     if base["env_id"].startswith("Atari/"):  # an untrained agent can play for half an hour
         base["env_kwargs"] = {**base["env_kwargs"], "evaluation": {"max_frames": 400}}
         kwargs["batch_size"] = min(kwargs["batch_size"], 4)
+    elif not base["env_id"].startswith("DMControl/"):  # nor is a whole episode of MuJoCo's thousand steps needed
+        base["env_kwargs"] = {**base.get("env_kwargs", {}), "evaluation": {"max_episode_steps": 50}}
     if entry.loop == "evolution":  # it learns when episodes have ended
         base["env_kwargs"] = {**base.get("env_kwargs", {}), "max_episode_steps": 10}
     return make_config(merge(base, {"algo_kwargs": kwargs}), **changes)
