@@ -18,9 +18,9 @@ class TinyPixels(gym.Env[Any, Any]):
     """Catch balls that are seen only in the upper half of their fall.
 
     The observation is an image of 16 x 16 pixels: the ball and the trail of its fall in red, the paddle in green. (Four
-    pixels that are lit one time in fifty are more than a small model learns in minutes.) Balls fall one cell a step, one
-    after the other; the actions move the paddle by one cell (left, not at all, right). A ball that is caught is worth
-    1. Every ball can be caught, so the best return is the number of balls. A policy that only looks catches five
+    pixels that are lit one time in fifty are more than a small model learns in minutes.) Balls fall one cell a step,
+    one after the other; the actions move the paddle by one cell (left, not at all, right). A ball that is caught is
+    worth 1. Every ball can be caught, so the best return is the number of balls. A policy that only looks catches five
     in six; one that remembers, all; random actions, one in eight.
     """
 
