@@ -33,6 +33,7 @@ from rl_training.ops.distributions import BoundedGaussian, Categorical, Distribu
 from rl_training.ops.grad import pullback, value_and_grad
 from rl_training.ops.latents import balanced_kl, one_hot, sample_codes, straight_through, unimix
 from rl_training.ops.losses import weighted_mean
+from rl_training.ops.nets import Net
 from rl_training.ops.normalise import init_percentiles, percentile_scale, update_percentiles
 from rl_training.ops.optim import Optimizer, clip_adaptively, polyak
 from rl_training.ops.returns import lambda_returns
@@ -176,6 +177,8 @@ class Dreamer(Algorithm[DreamerHyper]):
         about = f"{self.spec.observation} {self.spec.action} {self.hp.size} {self.hp.unimix}"
         steps = {"observe": self.observe_step, "return": self.return_step, "imagine": self.imagine_step}
         self.steps = {kind: f"dreamer {kind}: {about}" for kind in steps}
+        # The steps have modules of their own: eager calls leave their tensors in the others, which tracing would meet.
+        self.step_nets = {name: Net(self.modules[name]).to(self.device) for name in ("world", "actor")}
         for kind, step in steps.items():
             register_step(self.steps[kind], step)
 
@@ -294,11 +297,11 @@ class Dreamer(Algorithm[DreamerHyper]):
         return (deter, straight_through(log_probs, codes).flatten(-2), log_probs), Steps(before, given, codes)
 
     def observe_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
-        net, sizes = self.nets["world"], self.sizes
+        net = self.step_nets["world"]
         world = dict(zip(net.names, weights))
         deter, log_probs = net(world, "see", Latents(*state[:2]), Inputs(*row[:3]))
         codes = sample_codes(log_probs, row[3])
-        return [deter, one_hot(codes, sizes.classes).flatten(-2), codes]
+        return [deter, one_hot(codes, self.sizes.classes).flatten(-2), codes]
 
     def through_time(self, fixed: list[Tensor], steps: Steps, into: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """From the gradient that reaches each state directly, the whole: with what comes back from the steps after."""
@@ -310,7 +313,7 @@ class Dreamer(Algorithm[DreamerHyper]):
 
     def return_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
         """The gradient with respect to a state, from that with respect to the next one (`state`)."""
-        net = self.nets["world"]
+        net = self.step_nets["world"]
         world = dict(zip(net.names, weights))
         *before, keep, acted, seen, codes, into_choices, into_deter, into_stoch = row
 
@@ -367,11 +370,11 @@ class Dreamer(Algorithm[DreamerHyper]):
         return Dream(features, actions)
 
     def imagine_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
-        world, names = self.nets["world"], self.nets["world"].names
-        actor = dict(zip(self.nets["actor"].names, weights[len(names) :]))
+        world, actor = self.step_nets["world"], self.step_nets["actor"]
+        policy = dict(zip(actor.names, weights[len(world.names) :]))
         latents, (u, key) = Latents(*state[:2]), row
-        action = self.distribution.sample(self.policy(actor, latents.features), key)
-        after = world(dict(zip(names, weights)), "imagine", latents, self.vectors(action), u)
+        action = self.distribution.sample(self.mixed(actor(policy, latents.features)), key)
+        after = world(dict(zip(world.names, weights)), "imagine", latents, self.vectors(action), u)
         return [*after, action]
 
     def behaviour_loss(
@@ -435,8 +438,11 @@ class Dreamer(Algorithm[DreamerHyper]):
     # --- acting -----------------------------------------------------------------------------------------------------
 
     def policy(self, actor: Params | Tensor, features: Tensor) -> Tensor:
-        """What the distribution reads; discrete policies keep a uniform share."""
-        out: Tensor = self.nets["actor"](actor, features)
+        """What the distribution reads."""
+        return self.mixed(self.nets["actor"](actor, features))
+
+    def mixed(self, out: Tensor) -> Tensor:
+        """Discrete policies keep a uniform share."""
         return unimix(out, self.hp.unimix) if self.spec.action.discrete else out
 
     def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor | None) -> Observed:

@@ -17,9 +17,10 @@ FALL = GRID - 1  # steps that a ball falls: as many as the paddle needs from wal
 class TinyPixels(gym.Env[Any, Any]):
     """Catch balls that are seen only in the upper half of their fall.
 
-    The observation is an image of 16 x 16 pixels: the ball in red, the paddle in green. Balls fall one cell a step, one
-    after the other; the actions move the paddle by one cell (left, not at all, right). A ball that is caught is worth
-    1. Every ball can be caught, so the best return is the number of balls. A policy that only looks catches five
+    The observation is an image of 16 x 16 pixels: the ball and the trail of its fall in red, the paddle in green. (Four
+    pixels that are lit one time in fifty are more than a small model learns in minutes.) Balls fall one cell a step,
+    one after the other; the actions move the paddle by one cell (left, not at all, right). A ball that is caught is
+    worth 1. Every ball can be caught, so the best return is the number of balls. A policy that only looks catches five
     in six; one that remembers, all; random actions, one in eight.
     """
 
@@ -57,7 +58,7 @@ class TinyPixels(gym.Env[Any, Any]):
     def _image(self) -> Array:
         cells = np.zeros((3, GRID, GRID), np.uint8)
         if self._row < self._visible:
-            cells[0, self._row, self._ball] = 255
+            cells[0, : self._row + 1, self._ball] = 255
         cells[1, GRID - 1, self._paddle] = 255
         image: Array = cells.repeat(CELL, 1).repeat(CELL, 2)
         return image

@@ -182,7 +182,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """From a state to an image, about 0.5. The deterministic part goes to the first map in blocks: as a full matrix it
+    """From a state to an image in [0, 1]. The deterministic part goes to the first map in blocks: as a full matrix it
     would hold most of the model's parameters."""
 
     def __init__(self, shape: tuple[int, ...], sizes: Sizes) -> None:
@@ -202,7 +202,7 @@ class ImageDecoder(nn.Module):
             rows, columns = x.shape[-2:]
             x = x[..., :, None, :, None].expand(-1, -1, -1, 2, -1, 2).reshape(len(x), -1, 2 * rows, 2 * columns)
             x = conv(x[..., :height, :width])
-            x = x + 0.5 if i == len(self.norms) else F.silu(self.norms[i](x))
+            x = torch.sigmoid(x) if i == len(self.norms) else F.silu(self.norms[i](x))
         return x.reshape(*latents.deter.shape[:-1], *self.stages[-1])
 
 
@@ -367,8 +367,7 @@ class WorldModel(nn.Module):
     def observation(self, latents: Latents) -> Any:
         """What the model expects to observe, in the environment's units; images as float32 in [0, 255]."""
         out = self.decode(latents)
-        images = self.decoder.images
-        out = {name: 255.0 * x.clamp(0.0, 1.0) if name in images else symexp(x) for name, x in out.items()}
+        out = {name: 255.0 * x if name in self.decoder.images else symexp(x) for name, x in out.items()}
         return out["obs"] if self.plain else out
 
     def outcome(self, features: Tensor) -> tuple[Tensor, Tensor]:
