@@ -47,6 +47,8 @@ class Recorded:
 
     def _record(self) -> Any:
         """One ordinary call that is also written down."""
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
         static = tree_leaves(self.args)
@@ -56,7 +58,9 @@ class Recorded:
             self.out = self.fn(*tree_map(lambda _: next(given), self.args))
             return tree_leaves(self.out)
 
-        with rng.tensors_only():
+        # Each result is described by a fake tensor. Without a mode of its own around it, make_fx makes one for every
+        # result, which is nearly half of what recording costs.
+        with rng.tensors_only(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
             graph = make_fx(flat)(*static)
         self.run = _source(graph, static)
         self.out, out = tree_map(lambda _: 0, self.out), self.out
