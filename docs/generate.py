@@ -116,7 +116,10 @@ def model_based(directory: Path | None = None) -> str:
             f"`{entry.algo}`" + (f" ({entry.variant.replace('_', ' ')})" if entry.variant else ""),
         )
         offline = registry.entry(entry.algo).loop == "offline"
-        steps = f"{entry.total_timesteps:,} " + ("updates on data" if offline else "steps")
+        trained = entry.total_timesteps if row is None else row["env_steps"]
+        steps = f"{trained:,} " + ("updates on data" if offline else "steps")
+        if row is not None and not row.get("completed", True):
+            steps += f" of {row['total_timesteps']:,}"
         score, reached, held = "not run yet", "-", "-"
         if row is not None:
             score = f"{row['final_eval']['mean_return']:.1f}"
