@@ -27,6 +27,7 @@ from torch import Tensor
 from rl_training.errors import UserError
 from rl_training.ops.scan import compiled_steps
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map
+from rl_training.runtime.memory import keep_freed_memory
 from rl_training.runtime.recorder import Recorded
 
 Mode = Literal["eager", "compile", "cudagraph"]
@@ -259,6 +260,8 @@ class Executor:
 
     def __init__(self, mode: Mode, device: torch.device) -> None:
         self.mode, self.device = mode, device
+        if device.type == "cpu":
+            keep_freed_memory()
 
     def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any], *, whole: bool = True) -> Callable[..., Any]:
         """`keep()` names the tensors that trial runs of a capture must leave as they were. `whole`: compile the
