@@ -37,6 +37,7 @@ Mode = Literal["eager", "compile", "cudagraph"]
 MIN_UPDATES_CPU = 25_000
 MIN_UPDATES_STUDY = 4_000
 MIN_UPDATES_CUDA = 5_000
+MIN_UPDATES_STEPS = 300  # on CUDA, where only the steps of loops are compiled: the updates with such loops are long
 CPU_GRAPHS_SINCE = (2, 13)
 
 _numbers = itertools.count()
@@ -56,7 +57,9 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def choose_mode(requested: str, device: torch.device, planned_updates: int, seeds: int) -> Choice:
+def choose_mode(
+    requested: str, device: torch.device, planned_updates: int, seeds: int, *, whole: bool = True
+) -> Choice:  # fmt: skip
     if requested != "auto":
         if requested == "cudagraph" and device.type != "cuda":
             raise UserError(f"execution: cudagraph needs a CUDA device; this run is on {device}. Use compile or auto")
@@ -64,7 +67,7 @@ def choose_mode(requested: str, device: torch.device, planned_updates: int, seed
             raise UserError("execution: compile needs a C++ compiler (g++ or clang++) on the PATH; use eager or auto")
         return Choice(requested, "as configured")  # type: ignore[arg-type]
     if device.type == "cuda":
-        if planned_updates >= MIN_UPDATES_CUDA:
+        if planned_updates >= (MIN_UPDATES_CUDA if whole else MIN_UPDATES_STEPS):
             return Choice("cudagraph", f"{planned_updates:,} updates on a GPU repay compiling")
         return Choice("eager", f"{planned_updates:,} updates are too few to repay compiling")
     if not compiler_available():
