@@ -193,15 +193,13 @@ class CompiledGraph:
 def _unwrapped(entry: Callable[[list[Any]], Any]) -> Callable[[list[Tensor]], list[Tensor]]:
     """Inductor's entry point as a function that leaves the list of its inputs as it is. Around its C++ stands a Python
     function that looks at each input again (5 us): where it is the one known, its two calls are made here."""
-    cells = getattr(entry, "__closure__", None) or ()
+    cells: tuple[Any, ...] = getattr(entry, "__closure__", None) or ()
     handles = getattr(torch._C, "_aoti", None)
     names = set(getattr(getattr(entry, "__code__", None), "co_names", ()))
     if len(cells) != 1 or handles is None or not _WRAPPER <= names <= _WRAPPER | {"isinstance", "Tensor", "tensor"}:
         return lambda inputs: entry(inputs.copy())
-    call, take, give = (
-        cells[0].cell_contents, handles.unsafe_alloc_void_ptrs_from_tensors,
-        handles.alloc_tensors_by_stealing_from_void_ptrs,
-    )  # fmt: skip
+    call = cells[0].cell_contents
+    take, give = handles.unsafe_alloc_void_ptrs_from_tensors, handles.alloc_tensors_by_stealing_from_void_ptrs
     return lambda inputs: give(call(take(inputs)))
 
 

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +22,13 @@ from torch._inductor.lowering import register_lowering
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("rl_training", "FRAGMENT")
-_library.define("stored(Tensor x) -> Tensor")
-_library.impl("stored", torch.clone, "CompositeExplicitAutograd")
+_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("stored(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("stored", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _stored = torch.ops.rl_training.stored.default
 
 
-@register_lowering(_stored, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+@register_lowering(_stored, type_promotion_kind=None)
 def _store(x: Any) -> Any:
     """The same values, in memory of their own."""
     x.realize()
@@ -60,7 +62,7 @@ class CpuRewrites(CustomGraphPass):
             with graph.inserting_after(node):
                 new = graph.call_function(_stored, (node,))
             new.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+            node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
 
     def uuid(self) -> Any:
         return get_hash_for_files((__file__,))
