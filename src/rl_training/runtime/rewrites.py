@@ -110,7 +110,7 @@ def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 _MANY = 1_024  # elements that read a number, for it to be worth storing
-_FEW = 64  # how many of them to each number, at least
+_EACH = 16  # of them to each number, at least
 _INDEXING = (aten.index.Tensor, aten.gather.default)
 _LONG = 6  # operations
 
@@ -128,7 +128,7 @@ def _read_often(graph: torch.fx.Graph) -> list[torch.fx.Node]:
             if not _is_elementwise(source):
                 continue
             size = source.meta["val"].numel()
-            repeated = value.numel() >= max(_MANY, _FEW * size) and _is_elementwise(node)
+            repeated = value.numel() >= max(_MANY, _EACH * size) and _is_elementwise(node)
             index = node.target in _INDEXING and source.meta["val"].dtype == torch.int64 and size > 1
             if (repeated or index) and _is_dear(source):
                 found[source] = None
@@ -145,18 +145,21 @@ def _behind_views(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-_DEAR = {"div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "log", "remainder", "tanh", "sigmoid"}
+_SLOW = {"div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "log", "remainder", "tanh", "sigmoid"}
 
 
 def _is_dear(node: torch.fx.Node) -> bool:
-    """Does this result take a slow operation, or many, from what is in memory?"""
+    """Does this result take a slow operation, or many, from what is in memory? Constants are not: they are folded."""
     seen: set[torch.fx.Node] = set()
-    left = [node]
+    left, slow, reads = [node], False, False
     while left:
         one = _behind_views(left.pop())
-        if one not in seen and _is_elementwise(one):
-            seen.add(one)
-            if one.target.overloadpacket.__name__ in _DEAR or len(seen) >= _LONG:  # type: ignore[union-attr]
-                return True
+        if one in seen:
+            continue
+        seen.add(one)
+        if _is_elementwise(one):
+            slow |= one.target.overloadpacket.__name__ in _SLOW  # type: ignore[union-attr]
             left += one.all_input_nodes
-    return False
+        else:
+            reads |= one.op != "call_function" or bool(one.all_input_nodes)  # not arange, full, ...
+    return reads and (slow or len(seen) >= _LONG)
