@@ -12,13 +12,14 @@ WORKERS ?= 2
 # libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
 TORCH := torch==2.13.0
 
-.PHONY: help install train test lint format bench docs site clean clean-venv
+.PHONY: help install train test test-compiled lint format bench docs site clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make install   .venv with an editable install"
 	@echo "make train     train PPO on CartPole-v1 to a solved score"
 	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
+	@echo "make test-compiled   compiled equals eager, for every algorithm"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
 	@echo "make docs      write the generated tables of README and docs"
@@ -68,6 +69,10 @@ format: $(VENV)/.installed-dev
 # A file's tests stay in one process (they share fixtures); the processes take whole files in turn.
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+# The suite compiles a few algorithms; this compiles them all (an hour of one core).
+test-compiled: $(VENV)/.installed-dev
+	$(BIN)/pytest -n $(WORKERS) tests/test_contract.py -k compiled_equals_eager --compile-all
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/compare.py

@@ -2,11 +2,12 @@
 arithmetic and memory traffic set.
 
     python benchmarks/dreamer_update.py [--device cuda] [--size 12m] [--batch 16] [--length 64] [--obs image]
-                                        [--modes eager,captured,cudagraph] [--matmul high] [--json F]
+                                        [--modes eager,captured,cudagraph] [--matmul high] [--profile] [--json F]
 
 Needs no environment: the replay is filled with made-up observations (64x64 images or 24 numbers; 18 actions). A number
 is the median of single updates; sampling from the replay, the step and the way of its results back are in it.
-`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready. `cudagraph` is what training uses.
+`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready; `steps` the same with the steps of
+the recurrent loops compiled. `cudagraph` is what training uses.
 The floors: floating-point operations of the matrix products and convolutions over the device's peak, and the bytes
 that those, and the optimiser, cannot but read and write over its bandwidth. Peaks are given in --tflops and --tbytes
 (defaults: an H200 in TF32 and its memory).
@@ -28,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.ops.scan import compiled_steps
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import ReplayLearner
@@ -126,15 +128,50 @@ def milliseconds(call: Callable[[], Any], device: torch.device, budget: float) -
     return statistics.median(times)
 
 
+def profiled(call: Callable[[], Any]) -> dict[str, Any]:
+    """Kernels of one update on the GPU: how many, how long, and which take the time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+    top = [{"kernel": r.key[:120], "calls": r.count, "ms": r.self_device_time_total / 1e3} for r in rows[:40]]
+    out = {"kernels": sum(r.count for r in rows), "kernel_ms": sum(r.self_device_time_total for r in rows) / 1e3}
+    print(f"          {out['kernels']:,} kernels, {out['kernel_ms']:.1f} ms in them", flush=True)
+    for row in top[:25]:
+        print(f"          {row['ms']:9.2f} ms {row['calls']:6} x {row['kernel'][:90]}", flush=True)
+    return {**out, "top": top}
+
+
+def operations(call: Callable[[], Any]) -> int:
+    """Tensor operations of one eager update."""
+
+    class Count(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Count.number += 1
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        call()
+    return Count.number
+
+
 def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     device = torch.device(args.device)
-    learner = make_learner(args, "eager" if mode in ("eager", "captured") else mode)
+    learner = make_learner(args, "eager" if mode in ("eager", "captured", "steps") else mode)
     start = time.perf_counter()
     if mode == "eager":  # the function itself: no recording of its operations
         update = learner.update_of(learner.phases[0])
         call: Callable[[], Any] = torch.no_grad()(lambda: update(learner.tree))
     elif mode == "captured":
         call = captured(learner)
+    elif mode == "steps":
+        with compiled_steps():
+            call = captured(learner)
     else:
         call = lambda: learner.update(1)  # noqa: E731
     for _ in range(3):
@@ -148,6 +185,10 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         raise RuntimeError(f"{mode}: not finite after the measurement: {', '.join(broken[:5])}")
     steps = sum(int(x) for x in learner.train.step)
     row = {"mode": mode, "ms": took, "ready_s": ready, "updates_made": steps, "seeds": args.seeds}
+    if mode == "eager":
+        row["operations"] = operations(call)
+    if args.profile and device.type == "cuda":
+        row["profile"] = profiled(call)
     if device.type == "cuda":
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         torch.cuda.reset_peak_memory_stats(device)
@@ -164,8 +205,9 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=15)
     parser.add_argument("--obs", choices=("image", "vector"), default="image")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--modes", default="eager,captured,cudagraph" if cuda else "eager,compile")
+    parser.add_argument("--modes", default="eager,captured,steps,cudagraph" if cuda else "eager,compile")
     parser.add_argument("--matmul", default="high", choices=("highest", "high"), help="high: TF32, in every mode")
+    parser.add_argument("--profile", action="store_true", help="on CUDA: which kernels take the time")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each number")
     parser.add_argument("--tflops", type=float, default=494.0, help="peak of the device")
     parser.add_argument("--tbytes", type=float, default=4.8, help="bandwidth of its memory")
@@ -194,7 +236,8 @@ def main() -> None:
         out["rows"].append(row)
         slowest = next((r["ms"] for r in out["rows"] if r["mode"] == "eager"), None)
         ratio = f", {slowest / row['ms']:.1f}x eager" if slowest else ""
-        print(f"{mode:<10}{row['ms']:10.2f} ms an update, ready after {row['ready_s']:.1f} s{ratio}", flush=True)
+        count = f", {row['operations']:,} operations" if "operations" in row else ""
+        print(f"{mode:<10}{row['ms']:10.2f} ms an update, ready after {row['ready_s']:.1f} s{ratio}{count}", flush=True)
         if args.json:
             args.json.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
         torch.compiler.reset()

@@ -1,6 +1,7 @@
 """How good the dynamics ensemble is on data it has not seen: error after one and ten steps, and calibration.
 
     python benchmarks/model_error.py            # a few minutes on one core; writes docs/model_error.md
+    python benchmarks/model_error.py --env Hopper-v5 --set model_learning_rate=0.001  # only tries
 
 Random actions; the last fifth of the episodes is held out entirely. Errors are root mean squares over all numbers of
 the observation, each in units of its standard deviation; persistence predicts that nothing changes. A ten-step
@@ -20,6 +21,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from rl_training.algorithms.base import TrainState
@@ -124,10 +126,14 @@ def measure(env_id: str, rows: int, **fields: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=sorted(TASKS), action="append", help="a task only; nothing is written")
-    chosen = parser.parse_args().env
-    lines = []
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="another setting; nothing is written"
+    )
+    args = parser.parse_args()
+    changes = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in args.set)}
+    chosen, lines = args.env or ([*TASKS] if changes else None), []
     for env_id in chosen or TASKS:
-        m = measure(env_id, **TASKS[env_id])
+        m = measure(env_id, **{**TASKS[env_id], **changes})
         lines.append(
             f"| {env_id} | {m['rows']:,} | {m['held_out']:,} | {m['one_step']:.4f} | {m['one_step_gain']:.1f} |"
             f" {m['ten_steps']:.4f} | {m['ten_step_gain']:.1f} | {100 * m['inside']:.1f} % |"

@@ -138,6 +138,8 @@ def _not_run(entry: Any) -> list[str]:
         bar = f"{entry.above} {entry.threshold:+g}"
     elif entry.like_data:
         bar = "as its data"
+    elif entry.of_data:
+        bar = f"{entry.threshold:g} of its data's return"
     return [
         f"`{entry.algo}`",
         _where(entry.env_id, entry.variant),

@@ -1,19 +1,21 @@
-"""GAIL on CartPole-v1: imitates ten episodes of an expert, without its reward. Train, load, ask for an action.
+"""CartPole-v1 from ten episodes of an expert, without its reward: GAIL, or AIRL, which learns a reward that explains
+the expert. Train, load, ask for an action.
 
 The expert is a PPO agent of this library, trained first and kept in the cache for the next time.
 
-python examples/gail_cartpole_reference.py [--total-timesteps N] [--expert-timesteps N] [--seeds 0,1,2]
+python examples/gail_cartpole_reference.py [--algo airl] [--total-timesteps N] [--expert-timesteps N] [--seeds 0,1,2]
 """
 
 from __future__ import annotations
 
 import argparse
 
-from rl_training import GAIL, load, make_config
+from rl_training import algorithm_class, load, make_config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", choices=("gail", "airl"), default="gail")
     parser.add_argument("--total-timesteps", type=int, default=300_000)
     parser.add_argument("--expert-timesteps", type=int, default=100_000)
     parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
@@ -21,14 +23,14 @@ def main() -> None:
     args = parser.parse_args()
 
     config = make_config(
-        "gail/cartpole",  # the packaged preset: `rl-training config --config gail/cartpole` shows all of it
+        f"{args.algo}/cartpole",  # the packaged preset: `rl-training config --config gail/cartpole` shows all of it
         total_timesteps=args.total_timesteps,
         seeds=[int(seed) for seed in args.seeds.split(",")],
         output_dir=args.output_dir,
         eval_episodes=20,
         algo_kwargs={"dataset": {"train": {"total_timesteps": args.expert_timesteps}}},
     )
-    result = GAIL(config).learn(progress=True)
+    result = algorithm_class(args.algo)(config).learn(progress=True)
     print(f"run directory: {result.run_dir}")
     print(f"mean return over {result.final_eval['episodes']} episodes: {result.final_eval['mean_return']:.1f}")
 

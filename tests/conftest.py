@@ -17,6 +17,10 @@ if "RL_TRAINING_CACHE" not in os.environ:  # agents that are part of a recipe
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compile-all", action="store_true", help="compile every algorithm of the registry, not a few")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     import torch

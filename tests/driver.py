@@ -1,15 +1,18 @@
-"""Runs training jobs in a process of its own: `python driver.py jobs` (all, one after the other) or `... zygote`.
+"""Runs training jobs in a process of its own: `python driver.py jobs` (all, one after the other) or `... zygote`, and
+`... scripts`.
 
 A job is {"config": {...}} or {"resume": path}, with an optional "stop_at" (a callback requests the stop at that step)
 or "term_at" (the process sends itself SIGTERM there). Results are JSON lines on standard output.
 The zygote imports everything once, then forks a child for each job line on its standard input: a child shares no
-training state with any other, and starts in milliseconds, which is what makes fifty kills affordable.
+training state with any other, and starts in milliseconds, which is what makes fifty kills affordable. `scripts` does
+the same with whole scripts: {"command": [path, arguments], "cwd": ...}; their output goes to files there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -88,10 +91,27 @@ def zygote() -> None:
         print(os.waitstatus_to_exitcode(code), flush=True)
 
 
+def scripts() -> None:
+    for line in iter(sys.stdin.readline, ""):
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(job["cwd"])
+            for name, stream in (("stdout.txt", 1), ("stderr.txt", 2)):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), stream)
+            sys.argv, sys.path[0] = job["command"], str(Path(job["command"][0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            sys.exit()
+        _, code = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(code), flush=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "zygote":
         zygote()
+    elif sys.argv[1] == "scripts":
+        scripts()
     else:
         for item in json.loads(sys.argv[1]):
             print("RESULT " + json.dumps(run_job(item)), flush=True)

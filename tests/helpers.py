@@ -84,6 +84,11 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
                                     "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {  # of runs only: an algorithm by itself keeps its own rhythm
+    "redq": {"gradient_steps": 3, "policy_delay": 2},
+}
+# Episodes of Pendulum have 200 steps, which is more than these runs train for.
+SHORT_EVALUATION = {"env_kwargs": {"evaluation": {"max_episode_steps": 20}}}
 
 
 def small_fields(name: str) -> dict[str, Any]:
@@ -124,7 +129,8 @@ def config_for(name: str, output_dir: Path | str, **changes: Any) -> TrainConfig
         "checkpoint_interval": 10_000,
         "device": "cpu",
     }
-    algo_kwargs = {**small_fields(name), **changes.pop("algo_kwargs", {})}
+    own = {k: v for base, v in RUNS.items() if _shares_class(name, base) for k, v in v.items()}
+    algo_kwargs = {**small_fields(name), **own, **changes.pop("algo_kwargs", {})}
     merged = {**fields, "env_id": env_for(name), "total_timesteps": 160, **changes}
     return TrainConfig(algo=name, output_dir=str(output_dir), algo_kwargs=algo_kwargs, **merged)
 

@@ -26,14 +26,27 @@ def agent(kind: str = "discrete", **fields: Any) -> Any:
     return make_algorithm("dreamer", kind, **fields)
 
 
+def observe(algorithm: Any, params: Any, rows: Any, key: torch.Tensor = KEY) -> Any:
+    """The states of a sequence, one step after the other, as an ordinary function of the parameters."""
+    u = rng.uniform(key, (*rows.rewards.shape, algorithm.sizes.stoch))
+    net = algorithm.nets["world"]
+    return net(params["world"], "observe", rows.obs, rows.actions, rows.keep, rows.start, u)
+
+
+def imagine(algorithm: Any, params: Any, latents: Any) -> Any:
+    fixed = {name: list(algorithm.nets[name].named(flat.detach()).values()) for name, flat in params.items()}
+    return algorithm.imagine(fixed, tree_map(torch.detach, latents), KEY)
+
+
 def gradients(algorithm: Any, which: str, **fields: Any) -> dict[str, bool]:
     """Which networks one part of the loss has a gradient for."""
     state, rows = algorithm.init_state(0), algorithm.sequence(batch_for(algorithm))
     state = state._replace(target={"critic": state.params["critic"] + 0.1})
     # Heads that start at zero stop all gradients below them: move them away.
     params = tree_map(lambda x: (x + 0.02 * torch.randn_like(x)).requires_grad_(), state.params)
-    world, _, seen = algorithm.world_loss(params, rows, KEY)
-    dream = algorithm.imagine(tree_map(torch.detach, params), tree_map(torch.detach, seen.latents), KEY)
+    seen = observe(algorithm, params, rows)
+    world, _ = algorithm.world_loss(params, rows, seen)
+    dream = imagine(algorithm, params, seen.latents)
     behaviour, metrics, _ = algorithm.behaviour_loss(params, state, rows, seen.latents, dream)
     value = {"world": world, "behaviour": behaviour, **metrics}[which]
     found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
@@ -51,11 +64,35 @@ def test_gradients_reach_only_their_own_networks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_gradients_through_time_are_those_of_the_whole_loop(kind: str) -> None:
+    """An update takes them apart (states, what passes through them, all weights at once); autograd of the plain loop
+    over the sequence does not."""
+    torch.manual_seed(0)
+    algorithm = agent(kind)
+    state, batch = algorithm.init_state(0), batch_for(algorithm, size=4)
+    state = state._replace(params=tree_map(lambda x: x + 0.05 * torch.randn_like(x), state.params))
+    rows = algorithm.sequence(batch)
+    assert 0 < float(rows.keep.sum()) < rows.keep.numel()  # with episodes that begin on the way
+    params = tree_map(lambda x: x.clone().requires_grad_(), state.params)
+    seen = observe(algorithm, params, rows, rng.fold(KEY, 0))
+    world, losses = algorithm.world_loss(params, rows, seen)
+    dream = imagine(algorithm, params, seen.latents)
+    behaviour, more, _ = algorithm.behaviour_loss(params, state, rows, seen.latents, dream)
+    expected = torch.autograd.grad(world + behaviour, list(params.values()))
+    found, (metrics, _, deter, codes) = algorithm.gradients(state, rows, KEY)
+    assert torch.equal(codes, seen.codes)
+    torch.testing.assert_close(deter, seen.latents.deter)
+    torch.testing.assert_close(metrics, {**losses, **more}, rtol=1e-4, atol=1e-5)
+    for name, grad in zip(params, expected):
+        torch.testing.assert_close(found[name], grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
 def test_imagination_from_posteriors(kind: str) -> None:
     algorithm = agent(kind)
     state, rows = algorithm.init_state(0), algorithm.sequence(batch_for(algorithm, size=4))
-    _, _, seen = algorithm.world_loss(state.params, rows, KEY)
-    dream = algorithm.imagine(state.params, seen.latents, KEY)
+    seen = observe(algorithm, state.params, rows)
+    dream = imagine(algorithm, state.params, seen.latents)
     width = algorithm.sizes.deter + algorithm.sizes.stoch * algorithm.sizes.classes
     assert dream.features.shape == (H + 1, T, 4, width)
     assert dream.actions.shape[:3] == (H, T, 4)
@@ -77,8 +114,8 @@ def test_returns_of_imagined_and_replayed_states_by_their_definition(monkeypatch
     rows, targets = algorithm.sequence(batch), []
     original = algorithm.value_loss
     monkeypatch.setattr(algorithm, "value_loss", lambda a, b, c: (targets.append(b), original(a, b, c))[1])
-    _, _, seen = algorithm.world_loss(state.params, rows, KEY)
-    dream = algorithm.imagine(state.params, seen.latents, KEY)
+    seen = observe(algorithm, state.params, rows)
+    dream = imagine(algorithm, state.params, seen.latents)
     algorithm.behaviour_loss(state.params, state, rows, seen.latents, dream)
     values = algorithm.expected(algorithm.nets["critic"](state.params["critic"], dream.features)).double()
     logits, go_on = algorithm.nets["world"](state.params["world"], "outcome", dream.features)
@@ -136,7 +173,7 @@ def test_refreshed_memory_continues_the_sequence_exactly() -> None:
     _, aux = algorithm.train_step(state, batch, KEY)
     assert aux.rows["state"].shape == (3, 2, algorithm.memory_size)  # before the rows 2 and 4
     rows = algorithm.sequence(batch)
-    _, _, seen = algorithm.world_loss(state.params, rows, rng.fold(KEY, 0))
+    seen = observe(algorithm, state.params, rows, rng.fold(KEY, 0))
     for k, row in ((0, 2), (1, 4)):
         start, action = algorithm.recall(aux.rows["state"][:, k])
         u = rng.uniform(rng.fold(KEY, 0), (6, 3, algorithm.sizes.stoch))[row:]

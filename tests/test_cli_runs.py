@@ -49,6 +49,9 @@ def test_eval_repeats_itself_and_has_all_seeds(cli, runs):
     assert first["per_seed"] != other["per_seed"]
     assert [row["seed"] for row in first["per_seed"]] == [3, 4]
     assert first["episodes"] == 6
+    sampled = json.loads(cli("eval", "--checkpoint", runs["two"], "-n", 3, "--stochastic", "--json").out)
+    assert (first["deterministic"], sampled["deterministic"]) == (True, False)
+    assert sampled["per_seed"] != first["per_seed"]
     table = cli("eval", "--checkpoint", runs["two"], "-n", 3)
     assert f"{first['mean_return']:,.1f}" in table.out
     assert "seed 4" in table.out

@@ -91,13 +91,25 @@ def test_vmap_equals_separate_runs(name: str, kind: str) -> None:
 
 
 ALL_OPTIONS = {"double": True, "dueling": True, "noisy": True, "max_grad_norm": 1.0}
-# Compiling costs ten seconds and more, so: one of each kind. The others are held to the same by vmap against eager.
-COMPILED: list[tuple[str, dict[str, Any]]] = [("dqn", {}), ("dqn", ALL_OPTIONS), ("ppo", {}), ("sac", {})]
+# Compiling costs ten seconds and more, so the suite takes one of each kind; `make test-compiled` takes them all.
+COMPILED: list[tuple[str, str, dict[str, Any]]] = [
+    ("dqn", "discrete", {}),
+    ("dqn", "discrete", ALL_OPTIONS),
+    ("ppo", "discrete", {}),
+    ("sac", "box", {}),
+]
 
 
-@pytest.mark.parametrize(("name", "options"), COMPILED, ids=lambda x: x if isinstance(x, str) else "+".join(x))
-def test_compiled_equals_eager(name: str, options: dict[str, Any]) -> None:
-    algorithm = make_algorithm(name, **options)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "compiled_case" in metafunc.fixturenames:
+        every = [(name, kind, {}) for name, kind in KINDS] if metafunc.config.getoption("--compile-all") else []
+        cases = COMPILED + [case for case in every if case not in COMPILED]
+        metafunc.parametrize("compiled_case", cases, ids=["+".join((name, kind, *more)) for name, kind, more in cases])
+
+
+def test_compiled_equals_eager(compiled_case: tuple[str, str, dict[str, Any]]) -> None:
+    name, kind, options = compiled_case
+    algorithm = make_algorithm(name, kind, **options)
     with torch.no_grad():
         graph = run_steps(algorithm, compiled(algorithm.train_step, torch.device("cpu")))
     eager = run_steps(algorithm, algorithm.train_step)
@@ -263,6 +275,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     if base["env_id"].startswith("Atari/"):  # an untrained agent can play for half an hour
         base["env_kwargs"] = {**base["env_kwargs"], "evaluation": {"max_frames": 400}}
         kwargs["batch_size"] = min(kwargs["batch_size"], 4)
+    elif not base["env_id"].startswith("DMControl/"):  # nor is a whole episode of MuJoCo's thousand steps needed
+        base["env_kwargs"] = {**base.get("env_kwargs", {}), "evaluation": {"max_episode_steps": 50}}
     if entry.loop == "evolution":  # it learns when episodes have ended
         base["env_kwargs"] = {**base.get("env_kwargs", {}), "max_episode_steps": 10}
     return make_config(merge(base, {"algo_kwargs": kwargs}), **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
@@ -14,6 +15,7 @@ from test_envs_helpers import Counting, counting, raising, random_actions, same,
 import rl_training.envs.making as making
 from rl_training.envs import NativeVectorEnv, episode_seed, make_env, make_vector_env
 from rl_training.errors import UserError
+from rl_training.machine import usable_cpus
 
 
 def check_transitions(env, steps: int) -> int:
@@ -226,3 +228,11 @@ def test_wrong_number_of_actions_is_refused():
     env.reset()
     with pytest.raises(ValueError, match=r"actions have shape \(3,\), expected \(2,\)"):
         env.step(np.zeros(3))
+
+
+def test_workers_are_as_many_as_the_processors_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cpus() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cpus() == 64

@@ -41,6 +41,16 @@ def test_evaluation_is_deterministic_and_ignores_the_global_generator(tmp_path: 
     assert len(first["per_seed"]) == 1
 
 
+def test_sampled_evaluation_repeats_itself_and_is_that_of_the_random_policy(tmp_path: Path) -> None:
+    """PPO before its first update: a policy that is almost uniform, whose most likely actions end an episode sooner or
+    later than random play does."""
+    agent = Agent.load(run("ppo", tmp_path, total_timesteps=8).checkpoint_path, device="cpu")
+    sampled = agent.evaluate(40, deterministic=False)
+    assert sampled == agent.evaluate(40, deterministic=False)
+    assert sampled["mean_return"] != agent.evaluate(40)["mean_return"]
+    assert 15.0 < sampled["mean_return"] < 32.0  # uniform actions: 22, with a deviation of 12 an episode
+
+
 def test_each_environment_contributes_its_share(tmp_path: Path) -> None:
     """More episodes than environments: the first finished ones must not crowd out the long ones."""
     agent = Agent.load(run("dqn", tmp_path).checkpoint_path, device="cpu")

@@ -191,6 +191,7 @@ def test_bars_relative_to_an_algorithm_and_to_the_data(monkeypatch: pytest.Monke
     returns = load_transition_dataset("random", env_id="Pendulum-v1", size=300).episode_returns()
     half = 20.0 + 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
     assert (low, high) == pytest.approx((returns.mean() - half, returns.mean() + half))
+    assert verify.bar_of(entry(of_data=True, threshold=0.8), config, final).low == pytest.approx(0.8 * returns.mean())
     other = entry(algo="bc", variant="v")
     monkeypatch.setattr(verify, "ledger", lambda: [other, entry(above="bc", variant="v")])
     (tmp_path / f"{other.name}.json").write_text('{"score": -123.0}')

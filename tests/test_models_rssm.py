@@ -123,7 +123,9 @@ def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
     decoded = model.observation(seen.latents)
     assert decoded.shape == images.shape
     assert 0.0 <= float(decoded.min()) <= float(decoded.max()) <= 255.0
-    errors = ((decoded - images.float()) / 255.0).square().flatten(-3).sum(-1)
+    raw = model.decode(seen.latents)["obs"]
+    torch.testing.assert_close(decoded, 255.0 * raw.clamp(0.0, 1.0))
+    errors = (raw - images.float() / 255.0).square().flatten(-3).sum(-1)
     torch.testing.assert_close(model.reconstruction(images, seen.latents), errors)
 
 

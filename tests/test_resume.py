@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ALGORITHMS, config_for
+from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
 
 from rl_training.experiment import registry
 
 TESTS = Path(__file__).parent
 FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell
-CUTS = (48, 84, 128)  # before and after learning starts, none of them a multiple of every interval
-TOTAL = 160
+CUTS = (32, 52, 80)  # before and after learning starts, none of them a multiple of every interval
+TOTAL = 96
+LONGER = {"evolution": 2}  # times as long: two generations take that
 
 
 def _cells() -> dict[str, dict[str, Any]]:
@@ -30,7 +31,7 @@ def _cells() -> dict[str, dict[str, Any]]:
         full = name in FULL
         for envs in (1, 4) if full else (4,):
             for vectorization in ("sync", "async") if full else ("sync",):
-                changes: dict[str, Any] = {"num_envs": envs, "vectorization": vectorization, "eval_interval": 64}
+                changes: dict[str, Any] = {"num_envs": envs, "vectorization": vectorization, "eval_interval": 40}
                 if name == "sac":  # updates in blocks: a cut can fall between two of them
                     changes["algo_kwargs"] = {"train_freq": 3, "gradient_steps": 2}
                 if name == "ppo" and envs == 4:
@@ -49,9 +50,13 @@ def _cells() -> dict[str, dict[str, Any]]:
 CELLS = _cells()
 
 
+def length(key: str, steps: int) -> int:
+    return steps * LONGER.get(registry.entry(CELLS[key]["name"]).loop, 1)
+
+
 def launch(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
     command = [sys.executable, str(TESTS / "driver.py"), json.dumps(jobs)]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONHASHSEED": "random"}
+    environment = {**os.environ, "PYTHONHASHSEED": "random"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -67,16 +72,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     root = tmp_path_factory.mktemp("resume")
 
     def job(key: str, side: str) -> dict[str, Any]:
-        cell = dict(CELLS[key])
-        config = config_for(cell.pop("name"), root / side / key, total_timesteps=TOTAL, log_interval=20, **cell)
-        return {"config": config.to_dict()}
+        cell = {"total_timesteps": length(key, TOTAL), "log_interval": 20, **SHORT_EVALUATION, **CELLS[key]}
+        name = cell.pop("name")
+        if "target_update_interval" in registry.entry(name).load().Hyper.model_fields:
+            cell["algo_kwargs"] = {**cell.get("algo_kwargs", {}), "target_update_interval": 6}
+        return {"config": config_for(name, root / side / key, **cell).to_dict()}
 
     whole = launch([job(key, "whole") for key in CELLS])
     # The odd cells are cut by SIGTERM, the others by a callback.
     ways = {key: "term_at" if i % 2 else "stop_at" for i, key in enumerate(CELLS)}
-    legs = [results(launch([{**job(key, "cut"), ways[key]: CUTS[0]} for key in CELLS]))]
+    legs = [results(launch([{**job(key, "cut"), ways[key]: length(key, CUTS[0])} for key in CELLS]))]
     for cut in (*CUTS[1:], None):
-        ends = [{} if cut is None else {ways[key]: cut} for key in CELLS]
+        ends = [{} if cut is None else {ways[key]: length(key, cut)} for key in CELLS]
         legs.append(results(launch([{"resume": old["run_dir"], **end} for old, end in zip(legs[-1], ends)])))
     return {
         key: {"whole": result, "legs": [leg[i] for leg in legs], "way": ways[key]}
@@ -89,10 +96,10 @@ def test_cut_three_times_equals_uninterrupted(outcomes: dict[str, dict[str, Any]
     whole, legs = outcomes[key]["whole"], outcomes[key]["legs"]
     interrupted = "interrupted" if outcomes[key]["way"] == "term_at" else "stopped"
     assert [leg["status"] for leg in legs] == [interrupted] * 3 + ["completed"]
-    assert all(leg["env_steps"] >= cut for leg, cut in zip(legs, CUTS))
+    assert all(leg["env_steps"] >= length(key, cut) for leg, cut in zip(legs, CUTS))
     assert [leg["env_restored"] for leg in legs] == [None, "exact", "exact", "exact"]
     assert whole["status"] == "completed"
-    assert legs[-1]["env_steps"] == whole["env_steps"] == TOTAL
+    assert legs[-1]["env_steps"] == whole["env_steps"] == length(key, TOTAL)
     assert legs[-1]["digest"] == whole["digest"]
 
 
@@ -113,8 +120,7 @@ def test_compiled_run_resumes_exactly(tmp_path: Path) -> None:
     def job(side: str) -> dict[str, Any]:
         return {"config": config_for("dqn", tmp_path / side, execution="compile").to_dict()}
 
-    whole = results(launch([job("whole")]))[0]
-    cut = results(launch([{**job("cut"), "term_at": 75}]))[0]
+    whole, cut = results(launch([job("whole"), {**job("cut"), "term_at": 75}]))
     assert (cut["status"], cut["env_steps"]) == ("interrupted", 75)
     resumed = results(launch([{"resume": cut["run_dir"]}]))[0]
     assert resumed["status"] == "completed"

@@ -23,19 +23,20 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, TrainState, Tree, count_rows
 from rl_training.algorithms.hyper import Hyper, Positive, constant
 from rl_training.data.dream_replay import DreamReplay
-from rl_training.data.storage import Columns
+from rl_training.data.storage import Columns, action_column
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head
+from rl_training.models.rssm import SIZES, Inputs, Latents, Observed, WorldModel, head
 from rl_training.ops import rng
 from rl_training.ops.categorical import cross_entropy
 from rl_training.ops.distributions import BoundedGaussian, Categorical, Distribution
-from rl_training.ops.grad import value_and_grad
-from rl_training.ops.latents import balanced_kl, one_hot, unimix
+from rl_training.ops.grad import pullback, value_and_grad
+from rl_training.ops.latents import balanced_kl, one_hot, sample_codes, straight_through, unimix
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.normalise import init_percentiles, percentile_scale, update_percentiles
 from rl_training.ops.optim import Optimizer, clip_adaptively, polyak
 from rl_training.ops.returns import lambda_returns
+from rl_training.ops.scan import register_step, scan
 from rl_training.ops.tree import tree_map
 from rl_training.ops.twohot import symexp_bins, twohot_decode, twohot_encode
 
@@ -118,6 +119,14 @@ class Sequence(NamedTuple):
     start: Latents  # [B, ...]: before the first row
 
 
+class Steps(NamedTuple):
+    """How the states of a sequence came about: [T, B, ...]."""
+
+    before: Latents
+    inputs: Inputs
+    codes: Tensor
+
+
 class Dream(NamedTuple):
     """Imagined from every state of a batch: H + 1 states and H actions, [H + 1, T, B, ...]."""
 
@@ -140,6 +149,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     actions = ("discrete", "box")
     targets = ("critic",)
     recurrent = True
+    compiled_whole = False
     takes = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")  # see `DreamReplay`
 
     # --- networks ---------------------------------------------------------------------------------------------------
@@ -163,6 +173,11 @@ class Dreamer(Algorithm[DreamerHyper]):
         self.bins = symexp_bins(self.sizes.bins, device=self.device)
         self.rule = Optimizer("laprop", eps=self.hp.adam_eps)
         self.period = min(self.hp.replay_period, self.hp.batch_length)
+        about = f"{self.spec.observation} {self.spec.action} {self.hp.size} {self.hp.unimix}"
+        steps = {"observe": self.observe_step, "return": self.return_step, "imagine": self.imagine_step}
+        self.steps = {kind: f"dreamer {kind}: {about}" for kind in steps}
+        for kind, step in steps.items():
+            register_step(self.steps[kind], step)
 
     @functools.cached_property
     def distribution(self) -> Distribution:
@@ -223,16 +238,8 @@ class Dreamer(Algorithm[DreamerHyper]):
     # --- learning ---------------------------------------------------------------------------------------------------
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, rows = self.hp, self.sequence(batch)
-
-        def loss(params: Params) -> tuple[Tensor, Any]:
-            world, losses, seen = self.world_loss(params, rows, rng.fold(key, OBSERVE))
-            fixed = tree_map(Tensor.detach, params)
-            dream = self.imagine(fixed, tree_map(Tensor.detach, seen.latents), key)
-            behaviour, more, returns = self.behaviour_loss(params, state, rows, seen.latents, dream)
-            return world + behaviour, ({**losses, **more}, returns, seen.latents.deter.detach(), seen.codes)
-
-        _, (metrics, returns, deter, codes), grads = value_and_grad(loss, state.params)
+        hp = self.hp
+        grads, (metrics, returns, deter, codes) = self.gradients(state, self.sequence(batch), key)
         rate = hp.learning_rate(state.progress)
         if hp.warmup_updates:
             rate = rate * torch.clamp((state.step + 1) / hp.warmup_updates, max=1.0)
@@ -250,6 +257,71 @@ class Dreamer(Algorithm[DreamerHyper]):
         refreshed = {"state": memory, **{k: batch[k] for k in ("indices",) if k in batch}}
         return state, Aux(metrics, rows=refreshed)
 
+    # --- gradients through time: loops of small steps for the states, everything else on all steps at once -----------
+
+    def gradients(self, state: TrainState, rows: Sequence, key: Tensor) -> tuple[Params, Any]:
+        """Of the sum of all losses, by network; and (metrics, new percentiles, deterministic states, choices)."""
+        fixed = {name: list(self.nets[name].named(state.params[name]).values()) for name in ("world", "actor")}
+        u = rng.uniform(rng.fold(key, OBSERVE), (*rows.rewards.shape, self.sizes.stoch))
+        seen, steps, pull = pullback(lambda flat: self.states(flat, fixed["world"], rows, u), state.params["world"])
+        latents = Latents(*seen[:2])
+        dream = self.imagine(fixed, latents, key)
+
+        def loss(given: tuple[Params, tuple[Tensor, ...]]) -> tuple[Tensor, Any]:
+            params, (deter, stoch, log_probs) = given
+            now = Latents(deter, stoch)
+            world, losses = self.world_loss(params, rows, Observed(now, steps.codes, log_probs))
+            behaviour, more, returns = self.behaviour_loss(params, state, rows, now, dream)
+            return world + behaviour, ({**losses, **more}, returns)
+
+        _, (metrics, returns), (grads, into) = value_and_grad(loss, (state.params, seen))
+        through = pull(self.through_time(fixed["world"], steps, into))
+        return {**grads, "world": grads["world"] + through}, (metrics, returns, latents.deter, steps.codes)
+
+    def states(
+        self, flat: Tensor, fixed: list[Tensor], rows: Sequence, u: Tensor
+    ) -> tuple[tuple[Tensor, ...], Steps]:  # fmt: skip
+        """(deter, stoch, log-probabilities of the posterior) of every step. A loop without gradients finds the states;
+        a second look at all steps at once, from the states before them, is what gradients are taken of. They end at
+        those states: `through_time` has the rest."""
+        net, world = self.nets["world"], self.nets["world"].named(flat)
+        inputs = net(world, "inputs", rows.obs, rows.actions, rows.keep)
+        given = Inputs(*(x.detach() for x in inputs))
+        codes = torch.zeros_like(u[0], dtype=torch.int64)
+        deter, stoch, codes = scan(self.steps["observe"], fixed, [*rows.start, codes], [*given, u])
+        before = Latents(*(torch.cat([a.unsqueeze(0), b[:-1]]) for a, b in zip(rows.start, (deter, stoch))))
+        deter, log_probs = net(world, "see", before, inputs)
+        return (deter, straight_through(log_probs, codes).flatten(-2), log_probs), Steps(before, given, codes)
+
+    def observe_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
+        net, sizes = self.nets["world"], self.sizes
+        world = dict(zip(net.names, weights))
+        deter, log_probs = net(world, "see", Latents(*state[:2]), Inputs(*row[:3]))
+        codes = sample_codes(log_probs, row[3])
+        return [deter, one_hot(codes, sizes.classes).flatten(-2), codes]
+
+    def through_time(self, fixed: list[Tensor], steps: Steps, into: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """From the gradient that reaches each state directly, the whole: with what comes back from the steps after."""
+        later = [x[1:] for x in (*steps.before, *steps.inputs, steps.codes, into[2])]
+        start = [x[-1] for x in into[:2]]
+        rows = [*later, *(x[:-1] for x in into[:2])]
+        total = scan(self.steps["return"], fixed, start, rows, reverse=True)
+        return (*(torch.cat([a, b.unsqueeze(0)]) for a, b in zip(total, start)), into[2])
+
+    def return_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
+        """The gradient with respect to a state, from that with respect to the next one (`state`)."""
+        net = self.nets["world"]
+        world = dict(zip(net.names, weights))
+        *before, keep, acted, seen, codes, into_choices, into_deter, into_stoch = row
+
+        def after(before: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
+            deter, log_probs = net(world, "see", Latents(*before), Inputs(keep, acted, seen))
+            return (deter, straight_through(log_probs, codes).flatten(-2), log_probs), ()
+
+        _, _, pull = pullback(after, tuple(before))
+        deter, stoch = pull((*state, into_choices))
+        return [into_deter + deter, into_stoch + stoch]
+
     def sequence(self, batch: Batch) -> Sequence:
         in_time = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
@@ -262,11 +334,9 @@ class Dreamer(Algorithm[DreamerHyper]):
             in_time["is_terminal"].to(torch.float32), in_time["mask"] * batch["weights"], start,
         )  # fmt: skip
 
-    def world_loss(self, params: Params, rows: Sequence, key: Tensor) -> tuple[Tensor, Params, Observed]:
-        """Prediction, dynamics and representation losses (Eq. 2 and 3), and the states they were taken at."""
+    def world_loss(self, params: Params, rows: Sequence, seen: Observed) -> tuple[Tensor, Params]:
+        """Prediction, dynamics and representation losses (Eq. 2 and 3)."""
         hp, net, world = self.hp, self.nets["world"], self.nets["world"].named(params["world"])
-        u = rng.uniform(key, (*rows.rewards.shape, self.sizes.stoch))
-        seen: Observed = net(world, "observe", rows.obs, rows.actions, rows.keep, rows.start, u)
         reward_logits, go_on = net(world, "outcome", seen.latents.features)
         dynamics, representation = balanced_kl(
             seen.posterior, net(world, "prior", seen.latents.deter), hp.free_nats
@@ -281,21 +351,28 @@ class Dreamer(Algorithm[DreamerHyper]):
         means = {name: weighted_mean(x, rows.weights) for name, x in losses.items()}
         scales = {"dynamics_loss": hp.dynamics_scale, "representation_loss": hp.representation_scale}
         total = torch.stack([scales.get(name, 1.0) * x for name, x in means.items()]).sum()
-        return total, {"world_loss": total, **means}, seen
+        return total, {"world_loss": total, **means}
 
-    def imagine(self, params: Params, start: Latents, key: Tensor) -> Dream:
+    def imagine(self, fixed: dict[str, list[Tensor]], start: Latents, key: Tensor) -> Dream:
         """Trajectories of the policy inside the model, from every state: [T, B, ...] -> [H + 1, T, B, ...]."""
-        world, actor = (self.nets[k].named(params[k]) for k in ("world", "actor"))
-        length, lead = self.hp.imagination_length, start.deter.shape[:-1]
+        length, lead = self.hp.imagination_length, tuple(start.deter.shape[:-1])
         u = rng.uniform(rng.fold(key, IMAGINE), (length, *lead, self.sizes.stoch))
-        choose, latents = rng.fold(key, CHOOSE), start
-        features, actions = [latents.features], []
-        for step in range(length):
-            out = self.policy(actor, features[-1])
-            actions.append(self.distribution.sample(out, rng.fold(choose, step)))
-            latents = self.nets["world"](world, "imagine", latents, self.vectors(actions[-1]), u[step])
-            features.append(latents.features)
-        return Dream(torch.stack(features), torch.stack(actions))
+        choose = rng.fold(key, CHOOSE)
+        keys = torch.stack([rng.fold(choose, step) for step in range(length)])
+        shape, dtype = action_column(self.spec)
+        action = torch.zeros((*lead, *shape), dtype=dtype, device=start.deter.device)
+        weights = [*fixed["world"], *fixed["actor"]]
+        deter, stoch, actions = scan(self.steps["imagine"], weights, [*start, action], [u, keys])
+        features = torch.cat([start.features.unsqueeze(0), Latents(deter, stoch).features])
+        return Dream(features, actions)
+
+    def imagine_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
+        world, names = self.nets["world"], self.nets["world"].names
+        actor = dict(zip(self.nets["actor"].names, weights[len(names) :]))
+        latents, (u, key) = Latents(*state[:2]), row
+        action = self.distribution.sample(self.policy(actor, latents.features), key)
+        after = world(dict(zip(names, weights)), "imagine", latents, self.vectors(action), u)
+        return [*after, action]
 
     def behaviour_loss(
         self, params: Params, state: TrainState, rows: Sequence, latents: Latents, dream: Dream

@@ -7,7 +7,7 @@ rollout, after it was used. An environment's action mask is read from the observ
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState
 from rl_training.algorithms.hyper import RolloutHyper
 from rl_training.envs.masks import split_mask
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.policy import ActorCritic
+from rl_training.models.policy import Actor, ActorCritic, Critic
 from rl_training.ops import distributions
 from rl_training.ops.normalise import init_moments, normalise, update_moments
 from rl_training.ops.returns import gae, reverse_scan
@@ -41,7 +41,7 @@ class Rollout(NamedTuple):
 
 
 class PolicyGradient(Algorithm[R]):
-    """Subclasses define `train_step`; those with networks of their own also `policy_out`, `values` and `outputs`."""
+    """Subclasses define `train_step`."""
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     masks = True
@@ -182,3 +182,30 @@ class PolicyGradient(Algorithm[R]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         return self.values(state.params, self.observed(state, obs)[0])
+
+
+class TwoNetworks(PolicyGradient[R]):
+    """Actor and critic with a parameter vector each, for algorithms that step them apart."""
+
+    actor_class: ClassVar[type[Actor]] = Actor
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp, outputs = self.hp, distributions.for_action(spec.action).size
+        return {
+            "actor": self.actor_class(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
+            "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation),
+        }
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        return dict(network.named_children())
+
+    def policy_out(self, params: Params, obs: Obs) -> Tensor:
+        out: Tensor = self.nets["actor"](params["actor"], obs)
+        return out
+
+    def values(self, params: Params, obs: Obs) -> Tensor:
+        values: Tensor = self.nets["critic"](params["critic"], obs)
+        return values
+
+    def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
+        return self.policy_out(params, obs), self.values(params, obs)

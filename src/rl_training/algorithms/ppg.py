@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Batch, Obs, Phase, TrainState
+from rl_training.algorithms.base import Aux, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
-from rl_training.algorithms.policy_gradient import Params, PolicyGradient
-from rl_training.envs.spec import EnvSpec
+from rl_training.algorithms.policy_gradient import Params, TwoNetworks
 from rl_training.errors import UserError
 from rl_training.models.layers import Scalar
-from rl_training.models.policy import Actor, Critic
-from rl_training.ops import distributions
+from rl_training.models.policy import Actor
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_normalise
 
@@ -69,30 +67,10 @@ class PhasicActor(Actor):
         return self.head(features) if part == "policy" else (self.head(features), self.aux_head(features))
 
 
-class PPG(PolicyGradient[PPGHyper]):
+class PPG(TwoNetworks[PPGHyper]):
     Hyper = PPGHyper
     name = "ppg"
-
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp, spec, outputs = self.hp, spec.unmasked, distributions.for_action(spec.action).size
-        return {
-            "actor": PhasicActor(spec, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
-            "critic": Critic(spec, hp.hidden_sizes, hp.activation),
-        }
-
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return dict(network.named_children())
-
-    def policy_out(self, params: Params, obs: Obs) -> Tensor:
-        out: Tensor = self.nets["actor"](params["actor"], obs)
-        return out
-
-    def values(self, params: Params, obs: Obs) -> Tensor:
-        values: Tensor = self.nets["critic"](params["critic"], obs)
-        return values
-
-    def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
-        return self.policy_out(params, obs), self.values(params, obs)
+    actor_class = PhasicActor
 
     def phases(self) -> tuple[Phase, ...]:
         hp = self.hp

@@ -13,14 +13,11 @@ from collections.abc import Callable
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Batch, Obs, Phase, TrainState
+from rl_training.algorithms.base import Aux, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
-from rl_training.algorithms.policy_gradient import Params, PolicyGradient
-from rl_training.envs.spec import EnvSpec
-from rl_training.models.policy import Actor, Critic
-from rl_training.ops import distributions
+from rl_training.algorithms.policy_gradient import Params, TwoNetworks
 from rl_training.ops.grad import hessian_product, value_and_grad
 from rl_training.ops.linesearch import backtracking, begin_solver, solver_step
 from rl_training.ops.losses import weighted_mean, weighted_normalise
@@ -55,33 +52,12 @@ class TRPOHyper(RolloutHyper):
         return 1 + self.n_critic_updates * (self.n_steps * num_envs // self.batch_size)
 
 
-class TRPO(PolicyGradient[TRPOHyper]):
+class TRPO(TwoNetworks[TRPOHyper]):
     Hyper = TRPOHyper
     name = "trpo"
 
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp, outputs = self.hp, distributions.for_action(spec.action).size
-        return {
-            "actor": Actor(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init),
-            "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation),
-        }
-
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return dict(network.named_children())
-
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         return {"critic": self.optim.init(params["critic"])}
-
-    def policy_out(self, params: Params, obs: Obs) -> Tensor:
-        out: Tensor = self.nets["actor"](params["actor"], obs)
-        return out
-
-    def values(self, params: Params, obs: Obs) -> Tensor:
-        values: Tensor = self.nets["critic"](params["critic"], obs)
-        return values
-
-    def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
-        return self.policy_out(params, obs), self.values(params, obs)
 
     def init_state(self, seed: int) -> TrainState:
         """With room for the solver, so that each of its products can be a call of its own."""

@@ -49,13 +49,19 @@ def interruptible(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@functools.cache
+def _command(app: typer.Typer) -> Callable[..., Any]:
+    """What typer makes of the app. It would read all signatures again at each call, 40 ms a time."""
+    return typer.main.get_command(app)
+
+
 def guarded(app: typer.Typer, argv: list[str]) -> int:
     """Run the app; whatever happens, the result is an exit status."""
     debug = DEBUG in argv  # wherever it stands: who needs it appends it to the command that failed
     argv = [word for word in argv if word != DEBUG]
     with _plain_warnings(), _any_text():
         try:
-            status = app(argv, prog_name=PROGRAM, standalone_mode=False)
+            status = _command(app)(argv, prog_name=PROGRAM, standalone_mode=False)
             sys.stdout.flush()
         except BaseException as error:  # SystemExit and KeyboardInterrupt as well
             status = _status_of(error, argv, debug)

@@ -18,6 +18,7 @@ import typer
 from rl_training.cli import options as o
 from rl_training.cli.boundary import one_line, tell
 from rl_training.cli.output import lines, print_json
+from rl_training.machine import usable_cpus
 
 # What an extra makes importable; asking does not import it.
 EXTRAS = {
@@ -82,10 +83,9 @@ def _device() -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     import torch
 
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "cpus": os.cpu_count(),
-        "usable_cpus": len(affinity(0)) if affinity else os.cpu_count(),
+        "usable_cpus": usable_cpus(),
         "torch_threads": torch.get_num_threads(),
         **_memory(),
     }

@@ -30,23 +30,25 @@ def evaluate(
     ] = 0,
     env: o.Env = None,
     device: o.Device = None,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions as in training.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the episodes in a window.")] = False,
     video: Annotated[
         str | None, typer.Option("--video", metavar="DIR", help="Record the episodes as MP4 files.")
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Evaluate the deterministic policy of a checkpoint, all seeds of a study included."""
+    """Evaluate the policy of a checkpoint, all seeds of a study included."""
     if render and video is not None:
         raise UserError("--render shows a window and --video writes files: give one of them")
     agent = load_agent(checkpoint, env, device)
     if not render and video is None:
-        result = agent.evaluate(num_episodes, seed=seed, all_seeds=True)
+        result = agent.evaluate(num_episodes, seed=seed, all_seeds=True, deterministic=not stochastic)
     else:
-        result = _watch(agent, num_episodes, seed, Path(video) if video is not None else None)
+        result = _watch(agent, num_episodes, seed, Path(video) if video is not None else None, not stochastic)
     if as_json:
         config, path = agent.config, str(agent.path)
-        print_json({"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed, **result})
+        said = {"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed}
+        print_json({**said, "deterministic": not stochastic, **result})
         return
     rows = [("mean return", score(result)), ("checkpoint", str(agent.path))]
     if len(agent.seeds) > 1:
@@ -92,7 +94,7 @@ def _check_spaces(agent: Agent, env_id: str) -> None:
         )
 
 
-def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None) -> dict[str, Any]:
+def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, deterministic: bool) -> dict[str, Any]:
     """Evaluate one environment at a time, seen in a window or recorded."""
     import numpy as np
 
@@ -107,7 +109,9 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None) -> dict[
     lengths: list[list[int]] = []
     for index, trained in enumerate(agent.seeds):
         source = agent.env if folder is None else _recorded(agent.env, folder, episodes, f"seed{trained}")
-        evaluator = Evaluator(agent.algorithm, source, [seed + trained], episodes, arguments, max_envs=1)
+        evaluator = Evaluator(
+            agent.algorithm, source, [seed + trained], episodes, arguments, max_envs=1, deterministic=deterministic
+        )
         try:
             result = evaluator.run(tree_map(lambda x, i=index: x[i : i + 1], agent.train))
         except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing as mp
-import os
 import pickle
 import signal
 import sys
@@ -23,6 +22,7 @@ from rl_training.envs.state import pack, unpack
 from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, episodes, start_episodes
 from rl_training.envs.vector import EnvError, EnvState, Restored, Step, VectorEnv
 from rl_training.errors import UserError
+from rl_training.machine import usable_cpus
 
 MAX_RESTARTS = 3  # of one worker, in a row, without one good step in between
 START_TIMEOUT = 120.0  # a process start imports packages: not the scale of a step
@@ -188,7 +188,7 @@ class AsyncVectorEnv(VectorEnv):
         self._parity, self._started = 0, False
         self._valid = np.ones(m, np.bool_)
         self._lost = np.zeros(m, np.bool_)  # rows whose episode was lost outside `step`: reported at the next one
-        count = max(1, min(m, num_workers or os.cpu_count() or 1))
+        count = max(1, min(m, num_workers or usable_cpus()))
         cuts = [m * k // count for k in range(count + 1)]
         self._workers = [_Worker(k, range(cuts[k], cuts[k + 1])) for k in range(count)]
         # Workers ignore SIGTERM, so they must be told to go before multiprocessing waits for them at exit.

@@ -208,14 +208,17 @@ class Agent:
         array = values.cpu().numpy()
         return float(array[0]) if single else array
 
-    def evaluate(self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False) -> dict[str, Any]:
-        """Mean return and more over fresh episodes, by the deterministic policy (of every seed when asked)."""
+    def evaluate(
+        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
+    ) -> dict[str, Any]:
+        """Mean return and more over fresh episodes, by the best actions or by samples (of every seed when asked)."""
         self._spaces()
         train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
         seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)
         evaluator = Evaluator(
-            self.algorithm, self.env, [seed + s for s in seeds], num_episodes, self.config.env_arguments("evaluation")
-        )
+            self.algorithm, self.env, [seed + s for s in seeds], num_episodes, self.config.env_arguments("evaluation"),
+            deterministic=deterministic,
+        )  # fmt: skip
         try:
             result = evaluator.run(train)
         finally:

@@ -43,6 +43,8 @@ class TrainConfig(BaseModel):
     """How they are stepped."""
     eval_episodes: int = Field(10, ge=1)
     """Episodes of each evaluation and seed."""
+    eval_deterministic: bool = True
+    """Evaluations take the policy's best action; off: actions are sampled as in training."""
     eval_interval: int = Field(0, ge=0)
     """Steps between evaluations; 0: at the end only."""
     log_interval: int = Field(1_000, ge=1)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from rl_training.errors import UserError
 from rl_training.experiment.trials import TrialState, record_failure, trial_state
+from rl_training.machine import usable_cpus
 
 RETRIES = 3
 LOG = "worker.log"
@@ -81,7 +82,7 @@ class Pool:
         job.directory.mkdir(parents=True, exist_ok=True)
         order = {
             "id": job.name, "target": self.target, "arguments": job.arguments, "log": str(job.directory / LOG),
-            "threads": max(1, (os.cpu_count() or 1) // self.workers),
+            "threads": max(1, usable_cpus() // self.workers),
         }  # fmt: skip
         self._running[job.name] = (job, before)
         with contextlib.suppress(BrokenPipeError):  # it died: reading finds out

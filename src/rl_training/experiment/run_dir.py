@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -54,13 +55,17 @@ def _plain(text: str) -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions that decide whether two runs can be equal, read without importing the libraries."""
-    versions = {"python": platform.python_version()}
-    for key, distribution in {"rl_training": "rl-training", **_LIBRARIES}.items():
-        try:
-            versions[key] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            versions[key] = "unknown"
-    return versions
+    named = {"rl_training": "rl-training", **_LIBRARIES}
+    return {"python": platform.python_version(), **{key: _version(name) for key, name in named.items()}}
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    """Of an installed distribution. Every checkpoint asks, and each time the whole of its metadata would be parsed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def write_metadata(run_dir: Path, *, device: str = "cpu", command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -134,15 +139,14 @@ def _host(device: str) -> dict[str, Any]:
 
 def _git() -> dict[str, Any] | None:
     """Commit of the repository around the working directory and whether tracked files differ; None outside one."""
-
-    def git(*arguments: str) -> str:
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=5, check=True, env=environment
-        )
-        return done.stdout.strip()
-
+    command = ["git", "status", "--porcelain=v2", "--branch", "-uno"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True, env=environment)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
+    head, lines = "# branch.oid ", done.stdout.splitlines()
+    commit = next((line.removeprefix(head) for line in lines if line.startswith(head)), "(initial)")
+    if commit == "(initial)":  # nothing has been committed yet
+        return None
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

@@ -92,8 +92,9 @@ class Trainer:
             )
             self.loop.should_stop = lambda: self._stop is not None
             self.evaluator = Evaluator(
-                self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation")
-            )
+                self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation"),
+                deterministic=config.eval_deterministic,
+            )  # fmt: skip
             self._stop: str | None = None
             self._signal: int | None = None
             self._best: dict[str, Any] | None = None

@@ -49,10 +49,12 @@ class LedgerEntry(BaseModel):
     variant: str = ""  # tells two entries of one algorithm and environment apart
     above: str = ""  # the bar is `threshold` above this algorithm's score in the same environment and variant
     like_data: bool = False  # the bar is the dataset's own mean return, from below and from above
+    of_data: bool = False  # the bar is `threshold` times the dataset's mean return: a share of the expert's
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes of the preset
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
+    eval_deterministic: bool = True  # off: what is judged is the random policy itself, not its most likely actions
     eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
     source: str  # where the bar comes from
 
@@ -86,6 +88,8 @@ def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes:
     chosen = tuple(seeds) if seeds else entry.seeds
     if entry.eval_interval:
         changes = {"eval_interval": entry.eval_interval, **changes}
+    if not entry.eval_deterministic:
+        changes = {"eval_deterministic": False, **changes}
     if entry.algo_kwargs:
         changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
     return make_config(
@@ -140,13 +144,14 @@ def _score_of(entry: LedgerEntry, output: Path, **options: Any) -> float:
 def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base: float = 0.0) -> Bar:
     """What the score is held to. `base` is the score of the algorithm that `above` names.
 
-    like_data: the interval of the score must meet that of the episodes' returns in the dataset.
+    like_data: the interval of the score must meet that of the episodes' returns in the dataset; of_data: a share of
+    their mean.
     """
     if entry.like_data:
         low, high = data_interval(config)
         slack = 0.5 * (final["ci95"][1] - final["ci95"][0])
         return Bar(low - slack, high + slack)
-    threshold = base + entry.threshold
+    threshold = entry.threshold * sum(data_interval(config)) / 2.0 if entry.of_data else base + entry.threshold
     return Bar(-math.inf, threshold) if entry.at_most else Bar(threshold, math.inf)
 
 

@@ -85,7 +85,7 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
         if key in cls.Hyper.model_fields:
             scheduled = isinstance(value, dict) and {"kind", "start"} <= set(value)
             kept[key] = value["start"] if scheduled else value
-    shared = ("seed", "seeds", "env_kwargs", "eval_episodes")
+    shared = ("seed", "seeds", "env_kwargs", "eval_episodes", "eval_deterministic")
     base = {field: getattr(config, field) for field in shared}
     base |= {
         "env_id": safe_env_id(config.env_id),

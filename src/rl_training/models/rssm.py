@@ -60,6 +60,14 @@ class Latents(NamedTuple):
         return torch.cat([self.deter, self.stoch], -1)
 
 
+class Inputs(NamedTuple):
+    """What a step of a sequence depends on beside the state before it."""
+
+    keep: Tensor  # [..., 1]: 0 where an episode begins: nothing before it counts
+    acted: Tensor  # [..., D]: what the action adds to the next state
+    seen: Tensor  # [..., units]: the observation's share of the posterior's hidden layer
+
+
 class Observed(NamedTuple):
     """A sequence of states that have seen their observations."""
 
@@ -174,7 +182,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """From a state to an image in [0, 1]. The deterministic part goes to the first map in blocks: as a full matrix it
+    """From a state to an image, about 0.5. The deterministic part goes to the first map in blocks: as a full matrix it
     would hold most of the model's parameters."""
 
     def __init__(self, shape: tuple[int, ...], sizes: Sizes) -> None:
@@ -194,7 +202,7 @@ class ImageDecoder(nn.Module):
             rows, columns = x.shape[-2:]
             x = x[..., :, None, :, None].expand(-1, -1, -1, 2, -1, 2).reshape(len(x), -1, 2 * rows, 2 * columns)
             x = conv(x[..., :height, :width])
-            x = torch.sigmoid(x) if i == len(self.norms) else F.silu(self.norms[i](x))
+            x = x + 0.5 if i == len(self.norms) else F.silu(self.norms[i](x))
         return x.reshape(*latents.deter.shape[:-1], *self.stages[-1])
 
 
@@ -309,21 +317,28 @@ class WorldModel(nn.Module):
         actions: those before each observation. keep: 0 where an episode begins: nothing before it counts.
         u: uniform numbers [T, B, S] that the choices are made with; None takes the likeliest.
         """
-        rssm = self.rssm
-        keep = keep.unsqueeze(-1)
-        seen = rssm.see_tokens(self.encoder(self.named(obs)))
-        acted = rssm.acted(actions * keep)
-        deter, stoch = start
+        inputs = self.inputs(obs, actions, keep)
+        latents = start
         steps: list[tuple[Tensor, ...]] = []
         numbers = [None] * len(keep) if u is None else u.unbind(0)
-        for kept, act, see, number in zip(keep.unbind(0), acted.unbind(0), seen.unbind(0), numbers):
-            deter = rssm.advance(deter * kept, stoch * kept, act)
-            log_probs = rssm.posterior(deter, see)
+        for number, *parts in zip(numbers, *(x.unbind(0) for x in inputs)):
+            deter, log_probs = self.see(latents, Inputs(*parts))
             codes = log_probs.argmax(-1) if number is None else sample_codes(log_probs, number)
-            stoch = straight_through(log_probs, codes).flatten(-2)
-            steps.append((deter, stoch, codes, log_probs))
+            latents = Latents(deter, straight_through(log_probs, codes).flatten(-2))
+            steps.append((*latents, codes, log_probs))
         deter, stoch, codes, log_probs = (torch.stack(parts) for parts in zip(*steps))
         return Observed(Latents(deter, stoch), codes, log_probs)
+
+    def inputs(self, obs: Any, actions: Tensor, keep: Tensor) -> Inputs:
+        """All that needs no state, of all steps at once."""
+        keep = keep.unsqueeze(-1)
+        seen = self.rssm.see_tokens(self.encoder(self.named(obs)))
+        return Inputs(keep, self.rssm.acted(actions * keep), seen)
+
+    def see(self, before: Latents, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """One step: the deterministic state, and the log-probabilities [..., S, C] of the choices."""
+        deter = self.rssm.advance(before.deter * inputs.keep, before.stoch * inputs.keep, inputs.acted)
+        return deter, self.rssm.posterior(deter, inputs.seen)
 
     def imagine(self, latents: Latents, action: Tensor, u: Tensor) -> Latents:
         """The state after an action, as the model expects it."""
@@ -352,7 +367,8 @@ class WorldModel(nn.Module):
     def observation(self, latents: Latents) -> Any:
         """What the model expects to observe, in the environment's units; images as float32 in [0, 255]."""
         out = self.decode(latents)
-        out = {name: 255.0 * x if name in self.decoder.images else symexp(x) for name, x in out.items()}
+        images = self.decoder.images
+        out = {name: 255.0 * x.clamp(0.0, 1.0) if name in images else symexp(x) for name, x in out.items()}
         return out["obs"] if self.plain else out
 
     def outcome(self, features: Tensor) -> tuple[Tensor, Tensor]:

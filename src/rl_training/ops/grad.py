@@ -26,6 +26,23 @@ def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[
     return value.detach(), tree_map(lambda x: x.detach(), aux), tree_map(lambda _: next(flat), tracked)
 
 
+def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, Callable[[Any], P]]:
+    """`(out, aux, pull)` of `fn(params) -> (out, aux)`; `pull` takes a gradient with respect to `out`, once, and gives
+    that with respect to `params`."""
+    if _transformed(tree_leaves(params)[0]):
+        out, pull, aux = torch.func.vjp(fn, params, has_aux=True)
+        return out, aux, lambda grads: pull(grads)[0]  # type: ignore[no-any-return]
+    with torch.enable_grad():
+        tracked = tree_map(lambda p: p.detach().requires_grad_(), params)
+        out, aux = fn(tracked)
+
+    def back(grads: Any) -> P:
+        flat = iter(torch.autograd.grad(tree_leaves(out), tree_leaves(tracked), tree_leaves(grads)))
+        return tree_map(lambda _: next(flat), tracked)
+
+    return tree_map(lambda x: x.detach(), out), tree_map(lambda x: x.detach(), aux), back
+
+
 def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[[Tensor], Tensor]:
     """`v -> H v` for the Hessian of the scalar `fn` at the vector `params`; the gradient's graph is built once."""
     if _transformed(params):

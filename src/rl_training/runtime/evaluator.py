@@ -1,5 +1,5 @@
-"""Deterministic evaluation of every seed, in environments and random streams of its own: evaluating more often changes
-nothing about training."""
+"""Evaluation of every seed, in environments and random streams of its own: evaluating more often changes nothing about
+training. Actions are the policy's best ones, or samples where the policy is meant to be random."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Evaluator:
 
     def __init__(
         self, algorithm: Algorithm[Any], env_id: str | Callable[[], Any], seeds: Sequence[int], episodes: int,
-        env_kwargs: dict[str, Any] | None = None, *, max_envs: int = 20,
+        env_kwargs: dict[str, Any] | None = None, *, max_envs: int = 20, deterministic: bool = True,
     ) -> None:  # fmt: skip
         self.algorithm, self.env_id, self.seeds, self.episodes = algorithm, env_id, tuple(seeds), episodes
-        self.env_kwargs = env_kwargs
+        self.env_kwargs, self.deterministic = env_kwargs, deterministic
         self.width = min(episodes, max_envs)
         self.quota = [episodes // self.width + (n < episodes % self.width) for n in range(self.width)]
         self._envs: VectorEnv | None = None
@@ -49,10 +49,10 @@ class Evaluator:
     def run(self, train: TrainState, should_stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Evaluate states with a seed axis. Returns None when a stop was asked for on the way."""
         algorithm, seeds, device = self.algorithm, len(self.seeds), self.algorithm.device
-        key = rng.key_from_seed(0, EVALUATION_STREAM).to(device)
+        first_key, explore, steps = rng.key_from_seed(0, EVALUATION_STREAM), not self.deterministic, 0
 
         def act(train: TrainState, carry: Any, obs: Any) -> Any:
-            carry, action, _ = algorithm.select_action(train, carry, obs, key, explore=False)
+            carry, action, _ = algorithm.select_action(train, carry, obs, key, explore=explore)
             return carry, action
 
         policy = over_seeds(act, seeds)
@@ -71,6 +71,8 @@ class Evaluator:
         while missing:
             if should_stop():
                 return None
+            key = (rng.fold(first_key, steps) if explore else first_key).to(device)
+            steps += 1
             carry, actions = policy(train, carry, tree_map(batched, obs))
             step = self.envs.step(actions.flatten(0, 1).cpu().numpy())
             obs = step.obs

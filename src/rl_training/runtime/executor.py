@@ -4,6 +4,8 @@ eager      call it; a function that is called often is run from a recording of i
 compile    one inductor graph (C++ wrapper on the CPU); state is written in place by the graph itself
 cudagraph  the compiled graph captured once and replayed: one launch a call
 
+Of functions with long recurrent loops (world models) only the steps of the loops are compiled.
+
 `auto` decides from facts alone, the same way every time: device, planned number of updates, is there a compiler, and on
 the CPU the version of torch: before 2.13 its graphs for the CPU copy whole columns of the replay at every step (35 ms
 for five seeds with 100 000 rows each; tried with 2.11), and some cannot be built at all.
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import UserError
+from rl_training.ops.scan import compiled_steps
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map
 from rl_training.runtime.memory import keep_freed_memory
 from rl_training.runtime.recorder import Recorded
@@ -101,16 +104,30 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
             from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
 
             options["post_grad_custom_post_pass"] = CpuRewrites()
-    graph = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
+    return _explained(torch.compile(fn, fullgraph=True, dynamic=False, options=options), fn.__name__)
+
+
+def with_compiled_steps(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` as it is, but for the steps of its recurrent loops: each is a graph (ops/scan.py)."""
+
+    def call(*args: Any) -> Any:
+        with compiled_steps():
+            return fn(*args)
+
+    return _explained(call, fn.__name__)
+
+
+def _explained(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Errors of the compiler as a sentence that says what to do."""
 
     def call(*args: Any) -> Any:
         try:
-            return graph(*args)
+            return fn(*args)
         except Exception as error:
             if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(
-                    f"torch {torch.__version__} cannot compile '{fn.__name__}' ({reason}): set execution to eager,"
+                    f"torch {torch.__version__} cannot compile '{name}' ({reason}): set execution to eager,"
                     " which gives the same results more slowly, or take another version of torch"
                 ) from error
             raise
@@ -220,14 +237,13 @@ def _place(leaf: Tensor, inputs: list[Tensor], outputs: list[Tensor]) -> int | T
 
 
 class CapturedGraph:
-    """A compiled function of static tensors, captured as one CUDA graph at its first call.
+    """A function of static tensors, captured as one CUDA graph at its first call.
 
     Capturing needs trial runs, which would change the state: what they change is put back afterwards.
     """
 
     def __init__(self, fn: Callable[..., Any], device: torch.device) -> None:
-        self.fn = compiled(fn, device)
-        self.device = device
+        self.fn, self.device = fn, device
         self.graph: torch.cuda.CUDAGraph | None = None
         self.out: Any = None
 
@@ -263,13 +279,14 @@ class Executor:
         if device.type == "cpu":
             keep_freed_memory()
 
-    def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any]) -> Callable[..., Any]:
-        """`keep()` names the tensors that trial runs of a capture must leave as they were."""
+    def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any], *, whole: bool = True) -> Callable[..., Any]:
+        """`keep()` names the tensors that trial runs of a capture must leave as they were. `whole`: compile the
+        function as one graph; or only the steps of its recurrent loops, where unrolling them is too much."""
         if self.mode == "eager":
             return Recorded(fn)
         if self.mode == "compile":
-            return CompiledGraph(fn, self.device)
-        captured = CapturedGraph(fn, self.device)
+            return CompiledGraph(fn, self.device) if whole else Recorded(with_compiled_steps(fn))
+        captured = CapturedGraph(compiled(fn, self.device) if whole else with_compiled_steps(fn), self.device)
 
         def call(*args: Any) -> Any:
             with torch.no_grad():

@@ -283,7 +283,10 @@ class ReplayLearner(Learner):
             self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
-        self._updates = {name: executor.wrap(self.update_of(kind), self.small_state) for name, kind in kinds.items()}
+        self._updates = {
+            name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_whole)
+            for name, kind in kinds.items()
+        }
         self._steps_taken: int | None = None  # of `train.step`, on this side; read from it at the first update
 
     def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
