@@ -43,3 +43,10 @@ def test_auto_compiles_for_the_cpu_where_torch_does_it_well(
     monkeypatch.setattr(torch, "__version__", version)
     assert choose_mode("auto", torch.device("cpu"), 100_000, 5).mode == mode
     assert choose_mode("compile", torch.device("cpu"), 100_000, 5).mode == "compile"
+
+
+def test_auto_captures_early_where_only_steps_are_compiled() -> None:
+    cuda = torch.device("cuda")
+    assert choose_mode("auto", cuda, 1_000, 1).mode == "eager"
+    assert choose_mode("auto", cuda, 1_000, 1, whole=False).mode == "cudagraph"
+    assert choose_mode("auto", cuda, 100, 1, whole=False).mode == "eager"

@@ -26,12 +26,13 @@ from rl_training.data.dream_replay import DreamReplay
 from rl_training.data.storage import Columns, action_column
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.rssm import SIZES, Inputs, Latents, Observed, WorldModel, head
+from rl_training.models.filtering import Filtering, Seen
+from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head
 from rl_training.ops import rng
 from rl_training.ops.categorical import cross_entropy
 from rl_training.ops.distributions import BoundedGaussian, Categorical, Distribution
 from rl_training.ops.grad import pullback, value_and_grad
-from rl_training.ops.latents import balanced_kl, one_hot, sample_codes, straight_through, unimix
+from rl_training.ops.latents import balanced_kl, one_hot, unimix
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.nets import Net
 from rl_training.ops.normalise import init_percentiles, percentile_scale, update_percentiles
@@ -94,7 +95,6 @@ class DreamerHyper(Hyper):
     """Updates over which the step size rises to its value."""
     adaptive_clip: float = Field(0.3, ge=0.0)
     """Gradients are scaled down to this share of the norm of their parameters, by tensor; 0 switches it off."""
-
     adam_eps: float = Field(1e-20, gt=0.0)
     """Term added to the denominator of the optimiser."""
 
@@ -118,14 +118,6 @@ class Sequence(NamedTuple):
     terminal: Tensor
     weights: Tensor
     start: Latents  # [B, ...]: before the first row
-
-
-class Steps(NamedTuple):
-    """How the states of a sequence came about: [T, B, ...]."""
-
-    before: Latents
-    inputs: Inputs
-    codes: Tensor
 
 
 class Dream(NamedTuple):
@@ -174,13 +166,11 @@ class Dreamer(Algorithm[DreamerHyper]):
         self.bins = symexp_bins(self.sizes.bins, device=self.device)
         self.rule = Optimizer("laprop", eps=self.hp.adam_eps)
         self.period = min(self.hp.replay_period, self.hp.batch_length)
-        about = f"{self.spec.observation} {self.spec.action} {self.hp.size} {self.hp.unimix}"
-        steps = {"observe": self.observe_step, "return": self.return_step, "imagine": self.imagine_step}
-        self.steps = {kind: f"dreamer {kind}: {about}" for kind in steps}
-        # The steps have modules of their own: eager calls leave their tensors in the others, which tracing would meet.
-        self.step_nets = {name: Net(self.modules[name]).to(self.device) for name in ("world", "actor")}
-        for kind, step in steps.items():
-            register_step(self.steps[kind], step)
+        about = f"dreamer {self.spec.observation} {self.spec.action} {self.hp.size} {self.hp.unimix}"
+        self.filtering = Filtering(self.modules["world"], self.sizes, self.device, about)
+        self.imagining = f"imagine: {about}"
+        self.step_actor = Net(self.modules["actor"]).to(self.device)
+        register_step(self.imagining, self.imagine_step)
 
     @functools.cached_property
     def distribution(self) -> Distribution:
@@ -251,79 +241,34 @@ class Dreamer(Algorithm[DreamerHyper]):
             clipped = clip_adaptively(grads[name], flat, self.nets[name].sizes, hp.adaptive_clip)
             params[name], opt[name] = self.rule.update(clipped, state.opt[name], flat, rate)
         target = {"critic": polyak(state.target["critic"], params["critic"], hp.slow_critic_rate)}
-        state = state._replace(
-            params=params, target=target, opt=opt, extra={"returns": returns}, step=state.step + 1
-        )  # fmt: skip
+        state = state._replace(params=params, target=target, opt=opt, extra={"returns": returns}, step=state.step + 1)
         # The memory before every row where a sequence of the replay begins.
         actions = self.vectors(batch["actions"].transpose(0, 1))
         memory = self.remember(deter, codes, actions)[self.period - 1 : -1 : self.period].transpose(0, 1)  # [B, K, M]
         refreshed = {"state": memory, **{k: batch[k] for k in ("indices",) if k in batch}}
         return state, Aux(metrics, rows=refreshed)
 
-    # --- gradients through time: loops of small steps for the states, everything else on all steps at once -----------
-
     def gradients(self, state: TrainState, rows: Sequence, key: Tensor) -> tuple[Params, Any]:
         """Of the sum of all losses, by network; and (metrics, new percentiles, deterministic states, choices)."""
         fixed = {name: list(self.nets[name].named(state.params[name]).values()) for name in ("world", "actor")}
         u = rng.uniform(rng.fold(key, OBSERVE), (*rows.rewards.shape, self.sizes.stoch))
-        seen, steps, pull = pullback(lambda flat: self.states(flat, fixed["world"], rows, u), state.params["world"])
-        latents = Latents(*seen[:2])
-        dream = self.imagine(fixed, latents, key)
 
-        def loss(given: tuple[Params, tuple[Tensor, ...]]) -> tuple[Tensor, Any]:
+        def states(world: Tensor) -> Any:
+            given = (rows.obs, rows.actions, rows.keep, rows.start, u)
+            return self.filtering.states(world, fixed["world"], *given)
+
+        def loss(given: tuple[Params, Seen]) -> tuple[Tensor, Any]:
             params, (deter, stoch, log_probs) = given
             now = Latents(deter, stoch)
             world, losses = self.world_loss(params, rows, Observed(now, steps.codes, log_probs))
             behaviour, more, returns = self.behaviour_loss(params, state, rows, now, dream)
             return world + behaviour, ({**losses, **more}, returns)
 
+        seen, steps, pull = pullback(states, state.params["world"])
+        dream = self.imagine(fixed, Latents(*seen[:2]), key)
         _, (metrics, returns), (grads, into) = value_and_grad(loss, (state.params, seen))
-        through = pull(self.through_time(fixed["world"], steps, into))
-        return {**grads, "world": grads["world"] + through}, (metrics, returns, latents.deter, steps.codes)
-
-    def states(
-        self, flat: Tensor, fixed: list[Tensor], rows: Sequence, u: Tensor
-    ) -> tuple[tuple[Tensor, ...], Steps]:  # fmt: skip
-        """(deter, stoch, log-probabilities of the posterior) of every step. A loop without gradients finds the states;
-        a second look at all steps at once, from the states before them, is what gradients are taken of. They end at
-        those states: `through_time` has the rest."""
-        net, world = self.nets["world"], self.nets["world"].named(flat)
-        inputs = net(world, "inputs", rows.obs, rows.actions, rows.keep)
-        given = Inputs(*(x.detach() for x in inputs))
-        codes = torch.zeros_like(u[0], dtype=torch.int64)
-        deter, stoch, codes = scan(self.steps["observe"], fixed, [*rows.start, codes], [*given, u])
-        before = Latents(*(torch.cat([a.unsqueeze(0), b[:-1]]) for a, b in zip(rows.start, (deter, stoch))))
-        deter, log_probs = net(world, "see", before, inputs)
-        return (deter, straight_through(log_probs, codes).flatten(-2), log_probs), Steps(before, given, codes)
-
-    def observe_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
-        net = self.step_nets["world"]
-        world = dict(zip(net.names, weights))
-        deter, log_probs = net(world, "see", Latents(*state[:2]), Inputs(*row[:3]))
-        codes = sample_codes(log_probs, row[3])
-        return [deter, one_hot(codes, self.sizes.classes).flatten(-2), codes]
-
-    def through_time(self, fixed: list[Tensor], steps: Steps, into: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """From the gradient that reaches each state directly, the whole: with what comes back from the steps after."""
-        later = [x[1:] for x in (*steps.before, *steps.inputs, steps.codes, into[2])]
-        start = [x[-1] for x in into[:2]]
-        rows = [*later, *(x[:-1] for x in into[:2])]
-        total = scan(self.steps["return"], fixed, start, rows, reverse=True)
-        return (*(torch.cat([a, b.unsqueeze(0)]) for a, b in zip(total, start)), into[2])
-
-    def return_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
-        """The gradient with respect to a state, from that with respect to the next one (`state`)."""
-        net = self.step_nets["world"]
-        world = dict(zip(net.names, weights))
-        *before, keep, acted, seen, codes, into_choices, into_deter, into_stoch = row
-
-        def after(before: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[()]]:
-            deter, log_probs = net(world, "see", Latents(*before), Inputs(keep, acted, seen))
-            return (deter, straight_through(log_probs, codes).flatten(-2), log_probs), ()
-
-        _, _, pull = pullback(after, tuple(before))
-        deter, stoch = pull((*state, into_choices))
-        return [into_deter + deter, into_stoch + stoch]
+        through = pull(self.filtering.through_time(fixed["world"], steps, into))
+        return {**grads, "world": grads["world"] + through}, (metrics, returns, seen[0], steps.codes)
 
     def sequence(self, batch: Batch) -> Sequence:
         in_time = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
@@ -341,9 +286,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         """Prediction, dynamics and representation losses (Eq. 2 and 3)."""
         hp, net, world = self.hp, self.nets["world"], self.nets["world"].named(params["world"])
         reward_logits, go_on = net(world, "outcome", seen.latents.features)
-        dynamics, representation = balanced_kl(
-            seen.posterior, net(world, "prior", seen.latents.deter), hp.free_nats
-        )  # fmt: skip
+        dynamics, representation = balanced_kl(seen.posterior, net(world, "prior", seen.latents.deter), hp.free_nats)
         losses = {
             "reconstruction_loss": net(world, "reconstruction", rows.obs, seen.latents),
             "reward_loss": self.bin_loss(reward_logits, rows.rewards),
@@ -365,12 +308,12 @@ class Dreamer(Algorithm[DreamerHyper]):
         shape, dtype = action_column(self.spec)
         action = torch.zeros((*lead, *shape), dtype=dtype, device=start.deter.device)
         weights = [*fixed["world"], *fixed["actor"]]
-        deter, stoch, actions = scan(self.steps["imagine"], weights, [*start, action], [u, keys])
+        deter, stoch, actions = scan(self.imagining, weights, [*start, action], [u, keys])
         features = torch.cat([start.features.unsqueeze(0), Latents(deter, stoch).features])
         return Dream(features, actions)
 
     def imagine_step(self, weights: list[Tensor], state: list[Tensor], row: list[Tensor]) -> list[Tensor]:
-        world, actor = self.step_nets["world"], self.step_nets["actor"]
+        world, actor = self.filtering.step, self.step_actor
         policy = dict(zip(actor.names, weights[len(world.names) :]))
         latents, (u, key) = Latents(*state[:2]), row
         action = self.distribution.sample(self.mixed(actor(policy, latents.features)), key)
@@ -394,9 +337,8 @@ class Dreamer(Algorithm[DreamerHyper]):
         )  # fmt: skip
         # How likely an imagined step is to be reached at all, discounted; nothing comes after a terminal state.
         alive = torch.cumprod(torch.cat([(1.0 - rows.terminal).unsqueeze(0), discounts[:-1]]), 0)
-        percentiles = update_percentiles(
-            state.extra["returns"], returns, weights.expand_as(returns) > 0, hp.return_rate
-        )
+        counted = weights.expand_as(returns) > 0
+        percentiles = update_percentiles(state.extra["returns"], returns, counted, hp.return_rate)
         advantages = (returns - values[:-1]) / percentile_scale(percentiles)  # Eq. 6 and 7
 
         out = self.policy(self.nets["actor"].named(params["actor"]), dream.features[:-1])

@@ -25,11 +25,13 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
     """Sizes in bytes. Nothing is left on disk."""
     config = config.resolved()
     assert config.num_envs is not None
-    hyper, loop_cls = config.hyper(), loop_class(registry.entry(config.algo).loop)
+    entry, hyper = registry.entry(config.algo), config.hyper()
+    loop_cls = loop_class(entry.loop)
     loop_cls.check(hyper, config.num_envs)
     updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
     device = choose_device(config.device)
-    mode, reason = choose_mode(config.execution, device, updates, len(config.all_seeds))
+    whole = entry.load().compiled_whole
+    mode, reason = choose_mode(config.execution, device, updates, len(config.all_seeds), whole=whole)
     libraries = _resident()
     # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
     kwargs = dict(config.algo_kwargs)

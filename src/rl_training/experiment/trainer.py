@@ -75,7 +75,8 @@ class Trainer:
         assert config.num_envs is not None
         loop_cls.check(hyper, config.num_envs)
         planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
-        self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds))
+        whole = entry.load().compiled_whole
+        self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds), whole=whole)
         self.envs: VectorEnv = make_vector_env(
             self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
             env_kwargs=config.env_arguments("training"), masks=entry.load().masks,

@@ -5,7 +5,7 @@ whole loop is one opaque operation: its step is compiled once, on its own, and c
 costs the same for 8 rows and for 64. All of it can be captured in a CUDA graph, and runs under `vmap`.
 
 Nothing is differentiated here. Gradients through time are a loop too (`ops.grad.pullback` of the step, from the last
-row to the first); those of the weights are then one product over all rows (see `algorithms/dreamer.py`).
+row to the first); those of the weights are then one product over all rows (see `models/filtering.py`).
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bo
     if key not in _compiled:
         step = _steps[name]
         _compiled[key] = _compile(torch.vmap(step) if seeds else step)
+    weights, start, rows = ([x.contiguous() for x in part] for part in (weights, start, rows))
     with torch.no_grad():
-        parts = ([x.contiguous() for x in part] for part in (weights, start, rows))
-        return _loop(_compiled[key], *parts, reverse)
+        return _loop(_compiled[key], weights, start, rows, reverse)
 
 
 def _compile(step: Step) -> Step:

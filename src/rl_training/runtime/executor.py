@@ -37,6 +37,7 @@ Mode = Literal["eager", "compile", "cudagraph"]
 MIN_UPDATES_CPU = 25_000
 MIN_UPDATES_STUDY = 4_000
 MIN_UPDATES_CUDA = 5_000
+MIN_UPDATES_STEPS = 300  # on CUDA, where only the steps of loops are compiled: the updates with such loops are long
 CPU_GRAPHS_SINCE = (2, 13)
 
 _numbers = itertools.count()
@@ -56,7 +57,9 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def choose_mode(requested: str, device: torch.device, planned_updates: int, seeds: int) -> Choice:
+def choose_mode(
+    requested: str, device: torch.device, planned_updates: int, seeds: int, *, whole: bool = True
+) -> Choice:  # fmt: skip
     if requested != "auto":
         if requested == "cudagraph" and device.type != "cuda":
             raise UserError(f"execution: cudagraph needs a CUDA device; this run is on {device}. Use compile or auto")
@@ -64,7 +67,7 @@ def choose_mode(requested: str, device: torch.device, planned_updates: int, seed
             raise UserError("execution: compile needs a C++ compiler (g++ or clang++) on the PATH; use eager or auto")
         return Choice(requested, "as configured")  # type: ignore[arg-type]
     if device.type == "cuda":
-        if planned_updates >= MIN_UPDATES_CUDA:
+        if planned_updates >= (MIN_UPDATES_CUDA if whole else MIN_UPDATES_STEPS):
             return Choice("cudagraph", f"{planned_updates:,} updates on a GPU repay compiling")
         return Choice("eager", f"{planned_updates:,} updates are too few to repay compiling")
     if not compiler_available():
@@ -99,7 +102,7 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
     fn = _own_code(fn)
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     if device.type == "cpu":
-        options["cpp_wrapper"] = True
+        options |= {"cpp_wrapper": True, "size_asserts": False}  # the tensors are static: their sizes cannot change
         if torch_version() >= CPU_GRAPHS_SINCE:  # 2.11 makes C++ of the transposed products that does not build
             from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
 
@@ -158,7 +161,7 @@ class CompiledGraph:
         self.fn = torch.no_grad()(compiled(fn, device))
         self.calls = 0
         self.args: tuple[Any, ...] = ()
-        self.entry: Callable[[list[Any]], Any] | None = None
+        self.entry: Callable[[list[Tensor]], list[Tensor]] | None = None
         self.inputs: list[Tensor] = []
         self.leaves: list[int | Tensor] = []  # of the result: number of an output, or a static tensor
         self.out: Any = None  # the shape of the result, as a tree
@@ -166,7 +169,7 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         if self.entry is not None and not any(map(operator.is_not, args, self.args)):
-            outputs = self.entry(self.inputs.copy())
+            outputs = self.entry(self.inputs)
             leaves = [outputs[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves]
             if self.names is not None:  # the usual case, at a fifth of the cost of the general one
                 return dict(zip(self.names, leaves))
@@ -200,11 +203,30 @@ class CompiledGraph:
             static = {id(leaf) for leaf in tree_leaves(args)}
             leaves = [_place(leaf, inputs, outputs) for leaf in tree_leaves(out)]
             if all(id(x) in static for x in inputs) and all(leaf is not None for leaf in leaves):
-                self.args, self.entry, self.inputs, self.out = args, entry, inputs, out
+                self.args, self.entry, self.inputs, self.out = args, _unwrapped(entry), inputs, out
                 self.leaves = leaves  # type: ignore[assignment]
                 flat = isinstance(out, dict) and all(isinstance(x, Tensor) for x in out.values())
                 self.names = list(out) if flat else None
         return out
+
+
+def _unwrapped(entry: Callable[[list[Any]], Any]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Inductor's entry point as a function that leaves the list of its inputs as it is. Around its C++ stands a Python
+    function that looks at each input again (5 us): where it is the one known, its two calls are made here."""
+    cells: tuple[Any, ...] = getattr(entry, "__closure__", None) or ()
+    handles = getattr(torch._C, "_aoti", None)
+    names = set(getattr(getattr(entry, "__code__", None), "co_names", ()))
+    if len(cells) != 1 or handles is None or not _WRAPPER <= names <= _WRAPPER | {"isinstance", "Tensor", "tensor"}:
+        return lambda inputs: entry(inputs.copy())
+    call = cells[0].cell_contents
+    take, give = handles.unsafe_alloc_void_ptrs_from_tensors, handles.alloc_tensors_by_stealing_from_void_ptrs
+    return lambda inputs: give(call(take(inputs)))
+
+
+# What the wrapper of a graph mentions that has no constants and returns no plain numbers.
+_WRAPPER = {
+    "torch", "_C", "_aoti", "unsafe_alloc_void_ptrs_from_tensors", "alloc_tensors_by_stealing_from_void_ptrs", "clear",
+}  # fmt: skip
 
 
 def _place(leaf: Tensor, inputs: list[Tensor], outputs: list[Tensor]) -> int | Tensor | None:
