@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
+from typer.main import get_command
 
 from rl_training.errors import NonFiniteError, UserError, did_you_mean
 
@@ -52,7 +53,7 @@ def interruptible(function: Callable[..., None]) -> Callable[..., None]:
 @functools.cache
 def _command(app: typer.Typer) -> Callable[..., Any]:
     """What typer makes of the app. It would read all signatures again at each call, 40 ms a time."""
-    return typer.main.get_command(app)
+    return get_command(app)
 
 
 def guarded(app: typer.Typer, argv: list[str]) -> int:
