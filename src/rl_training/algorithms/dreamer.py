@@ -353,10 +353,8 @@ class Dreamer(Algorithm[DreamerHyper]):
         targets = lambda_returns(
             rows.rewards[1:], returns[0, 1:], hp.gamma * (1.0 - rows.terminal[1:]), follows[1:], hp.gae_lambda
         )  # fmt: skip
-        features = latents.features[:-1]
-        replayed = self.value_loss(
-            self.nets["critic"](critic, features), targets, self.nets["critic"](slow, features.detach())
-        )  # fmt: skip
+        logits, slow_logits = (self.nets["critic"](c, latents.features[:-1]) for c in (critic, slow))
+        replayed = self.value_loss(logits, targets, slow_logits)
         replay_loss = weighted_mean(replayed * follows[:-1], weights[:-1])
         metrics = {
             "actor_loss": actor_loss, "critic_loss": critic_loss, "replay_value_loss": replay_loss,
