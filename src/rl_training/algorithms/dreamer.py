@@ -254,8 +254,10 @@ class Dreamer(Algorithm[DreamerHyper]):
         u = rng.uniform(rng.fold(key, OBSERVE), (*rows.rewards.shape, self.sizes.stoch))
 
         def states(world: Tensor) -> Any:
-            given = (rows.obs, rows.actions, rows.keep, rows.start, u)
-            return self.filtering.states(world, fixed["world"], *given)
+            return self.filtering.states(world, fixed["world"], rows.obs, rows.actions, rows.keep, rows.start, u)
+
+        seen, steps, pull = pullback(states, state.params["world"])
+        dream = self.imagine(fixed, Latents(*seen[:2]), key)
 
         def loss(given: tuple[Params, Seen]) -> tuple[Tensor, Any]:
             params, (deter, stoch, log_probs) = given
@@ -264,8 +266,6 @@ class Dreamer(Algorithm[DreamerHyper]):
             behaviour, more, returns = self.behaviour_loss(params, state, rows, now, dream)
             return world + behaviour, ({**losses, **more}, returns)
 
-        seen, steps, pull = pullback(states, state.params["world"])
-        dream = self.imagine(fixed, Latents(*seen[:2]), key)
         _, (metrics, returns), (grads, into) = value_and_grad(loss, (state.params, seen))
         through = pull(self.filtering.through_time(fixed["world"], steps, into))
         return {**grads, "world": grads["world"] + through}, (metrics, returns, seen[0], steps.codes)
