@@ -19,6 +19,9 @@ TITLES = {
     "dqn": "DQN, CartPole-v1: 64x64, batch 64, one update a step",
     "ppo": "PPO, CartPole-v1: 8 environments x 128 steps, batch 256, 10 epochs, 64x64 tanh",
     "sac": "SAC, HalfCheetah-v5: 256x256, batch 256, one update a step",
+    "a2c": "A2C, CartPole-v1: 8 environments x 5 steps, 64x64",
+    "trpo": "TRPO, CartPole-v1: 8 environments x 128 steps, 15 steps of conjugate gradient, 10 critic updates, 64x64",
+    "recurrent_ppo": "Recurrent PPO, CartPole-v1: 8 environments x 128 steps, batch 256, 10 epochs, LSTM of 64 units",
     "study": "DQN, CartPole-v1: eight seeds as one study against one seed (agent steps a second)",
 }
 

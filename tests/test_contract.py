@@ -226,7 +226,7 @@ def test_each_seed_starts_from_its_own_weights() -> None:
 # --- presets ---------------------------------------------------------------------------------------------------------
 
 SHORT = {
-    "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16},
+    "off_policy": {"buffer_size": 600, "learning_starts": 60, "batch_size": 16, "critic_hidden_sizes": [64]},
     "on_policy": {"n_steps": 8, "n_epochs": 1, "n_policy_phases": 2, "n_aux_epochs": 1, "aux_batch_size": 8},
     "offline": {
         "batch_size": 16,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl_training.ops import rng
+from rl_training.ops.optim import Optimizer
 from rl_training.runtime.executor import compiled
 from rl_training.runtime.rewrites import CpuRewrites
 
@@ -78,3 +80,36 @@ def test_other_types_and_weighted_sums_are_left_alone() -> None:
     x, bias = torch.randn(64, 64), torch.randn(2)
     _, found = rewritten(lambda a, b: torch.addmm(b, a, a[:, :2], beta=0.5), x, bias)
     assert found["aten.addmm.default"] == 1
+
+
+def test_numbers_that_many_elements_read_are_stored() -> None:
+    grads, norm = torch.randn(2_048), torch.tensor(3.0)
+    graph, found = rewritten(lambda g, n: g * torch.clamp(10.0 / (n.sqrt() + 1e-6), max=1.0) + n, grads, norm)
+    assert found["rl_training.stored.default"] == 1  # the factor, not the norm, which is in memory already
+    torch.testing.assert_close(graph(grads, norm), grads + norm)
+    seeds = torch.tensor([3.0, 900.0])
+    _, found = rewritten(lambda g, n: g * (10.0 / n)[:, None], grads.view(2, -1), seeds)
+    assert found["rl_training.stored.default"] == 1  # one number to each seed of a study, behind a view
+    _, found = rewritten(lambda g, n: g * (10.0 / n), grads[:512], norm)
+    assert found["rl_training.stored.default"] == 0  # too few readers
+    _, found = rewritten(lambda g, n: g * (n + 1.0), grads, norm)
+    assert found["rl_training.stored.default"] == 0  # nothing to save
+
+
+def test_rows_of_a_sample_are_drawn_once_and_compiled_adam_is_adam() -> None:
+    adam, width = Optimizer(max_grad_norm=0.5), 1_500
+    data, key, params = torch.randn(100, width), rng.key_from_seed(3), torch.randn(2 * width)
+    state = {**adam.init(params), "v": torch.rand(2 * width)}
+
+    def sample(key: Tensor, data: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rng.randint(key, (2,), 100)
+        return data[rows].flatten(), data[rows, 0] * 2.0
+
+    def step(key: Tensor, data: Tensor, state: dict[str, Tensor], params: Tensor) -> Any:
+        grads, first = sample(key, data)
+        return first, *adam.update(grads, state, params, 1e-2)
+
+    assert rewritten(sample, key, data)[1]["rl_training.stored.default"] == 1
+    fast, plain = compiled(step, CPU)(key, data, state, params), step(key, data, state, params)
+    assert torch.equal(fast[0], plain[0])
+    torch.testing.assert_close(fast[1:], plain[1:], atol=1e-6, rtol=1e-6)

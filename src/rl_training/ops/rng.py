@@ -37,6 +37,9 @@ def _shift_right(x: Tensor, n: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
+    if not _host and x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x):
+        mixed: Tensor = mix_op(x)
+        return mixed
     x = (x ^ _shift_right(x, 30)) * _MUL_1
     x = (x ^ _shift_right(x, 27)) * _MUL_2
     return x ^ _shift_right(x, 31)
@@ -47,6 +50,27 @@ def _mix_int(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
+
+
+def mix_on_host(x: Tensor) -> Tensor:
+    """`_mix` by Python or NumPy: the same bits at a fifth of the cost of eight operations on a small tensor."""
+    if not x.ndim:
+        return torch.tensor(_signed(_mix_int(int(x) & _MASK)))
+    return torch.from_numpy(_mix_array(x.numpy().view(np.uint64)).view(np.int64))
+
+
+def _mix_array(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> _SHIFTS[0])) * _UNSIGNED[1]
+    x = (x ^ (x >> _SHIFTS[1])) * _UNSIGNED[2]
+    mixed: np.ndarray = x ^ (x >> _SHIFTS[2])
+    return mixed
+
+
+# One operation, so that it stands as one in a recording.
+_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("mix(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("mix", mix_on_host, "CPU")  # type: ignore[no-untyped-call]
+mix_op = torch.ops.rl_training.mix.default
 
 
 def key_from_seed(seed: int, stream: int = 0) -> Tensor:
@@ -100,9 +124,7 @@ def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """
     if _plain(key):
         x = (np.arange(math.prod(shape), dtype=np.uint64) ^ np.uint64(int(key) & _MASK)) * _UNSIGNED[0]
-        x = (x ^ (x >> _SHIFTS[0])) * _UNSIGNED[1]
-        x = (x ^ (x >> _SHIFTS[1])) * _UNSIGNED[2]
-        return torch.from_numpy((x ^ (x >> _SHIFTS[2])).view(np.int64)).reshape(shape)
+        return torch.from_numpy(_mix_array(x).view(np.int64)).reshape(shape)
     counter = torch.arange(math.prod(shape), device=key.device)
     return _mix((key ^ counter) * _GOLDEN).reshape(shape)
 

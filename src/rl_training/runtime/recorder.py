@@ -127,6 +127,8 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
         else:
             call = [text(value) for value in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
             function = node.target._op if isinstance(node.target, torch._ops.OpOverload) else node.target
+            if node.target is rng.mix_op:  # straight to the Python that it runs
+                function = rng.mix_on_host
             lines.append(f"{node.name} = {constant(function)}({', '.join(call)})")
     for name, number in last.items():
         if number < len(lines) - 1:

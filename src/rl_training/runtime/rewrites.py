@@ -5,17 +5,35 @@
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
   times slower where a row is narrower than their registers.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
+- What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
+  a remainder) for every few elements that it meets, and that of sampled rows in every gather.
 """
 
 from __future__ import annotations
 
+import operator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.lowering import register_lowering
 
 aten = torch.ops.aten
+
+_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("stored(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("stored", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_stored = torch.ops.rl_training.stored.default
+
+
+@register_lowering(_stored, type_promotion_kind=None)
+def _store(x: Any) -> Any:
+    """The same values, in memory of their own."""
+    x.realize()
+    return x
+
 
 # Coefficients of the rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use (error: a few ulp).
 _TANH_LIMIT = 7.90531110763549805
@@ -40,6 +58,11 @@ class CpuRewrites(CustomGraphPass):
                 if new is not None:
                     node.replace_all_uses_with(new)
                     graph.erase_node(node)
+        for node in _read_often(graph):
+            with graph.inserting_after(node):
+                new = graph.call_function(_stored, (node,))
+            new.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
 
     def uuid(self) -> Any:
         return get_hash_for_files((__file__,))
@@ -84,3 +107,59 @@ def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
     left, right = (call(aten.permute.default, arg, order) for arg in node.args)
     return call(aten.permute.default, call(node.target, right, left), order)
+
+
+_MANY = 1_024  # elements that read a number, for it to be worth storing
+_EACH = 16  # of them to each number, at least
+_INDEXING = (aten.index.Tensor, aten.gather.default)
+_LONG = 6  # operations
+
+
+def _read_often(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Results of elementwise arithmetic that should be stored, in order."""
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not _is_elementwise(node) and node.target not in _INDEXING:
+            continue
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
+            continue
+        for source in map(_behind_views, node.all_input_nodes):
+            if not _is_elementwise(source):
+                continue
+            size = source.meta["val"].numel()
+            repeated = value.numel() >= max(_MANY, _EACH * size) and _is_elementwise(node)
+            index = node.target in _INDEXING and source.meta["val"].dtype == torch.int64 and size > 1
+            if (repeated or index) and _is_dear(source):
+                found[source] = None
+    return list(found)
+
+
+def _is_elementwise(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def _behind_views(node: torch.fx.Node) -> torch.fx.Node:
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
+
+
+_SLOW = {"div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "log", "remainder", "tanh", "sigmoid"}
+
+
+def _is_dear(node: torch.fx.Node) -> bool:
+    """Does this result take a slow operation, or many, from what is in memory? Constants are not: they are folded."""
+    seen: set[torch.fx.Node] = set()
+    left, slow, reads = [node], False, False
+    while left:
+        one = _behind_views(left.pop())
+        if one in seen:
+            continue
+        seen.add(one)
+        if _is_elementwise(one):
+            slow |= one.target.overloadpacket.__name__ in _SLOW  # type: ignore[union-attr]
+            left += one.all_input_nodes
+        else:
+            reads |= one.op != "call_function" or bool(one.all_input_nodes)  # not arange, full, ...
+    return reads and (slow or len(seen) >= _LONG)
