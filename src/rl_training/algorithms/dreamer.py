@@ -254,8 +254,10 @@ class Dreamer(Algorithm[DreamerHyper]):
         u = rng.uniform(rng.fold(key, OBSERVE), (*rows.rewards.shape, self.sizes.stoch))
 
         def states(world: Tensor) -> Any:
-            given = (rows.obs, rows.actions, rows.keep, rows.start, u)
-            return self.filtering.states(world, fixed["world"], *given)
+            return self.filtering.states(world, fixed["world"], rows.obs, rows.actions, rows.keep, rows.start, u)
+
+        seen, steps, pull = pullback(states, state.params["world"])
+        dream = self.imagine(fixed, Latents(*seen[:2]), key)
 
         def loss(given: tuple[Params, Seen]) -> tuple[Tensor, Any]:
             params, (deter, stoch, log_probs) = given
@@ -264,8 +266,6 @@ class Dreamer(Algorithm[DreamerHyper]):
             behaviour, more, returns = self.behaviour_loss(params, state, rows, now, dream)
             return world + behaviour, ({**losses, **more}, returns)
 
-        seen, steps, pull = pullback(states, state.params["world"])
-        dream = self.imagine(fixed, Latents(*seen[:2]), key)
         _, (metrics, returns), (grads, into) = value_and_grad(loss, (state.params, seen))
         through = pull(self.filtering.through_time(fixed["world"], steps, into))
         return {**grads, "world": grads["world"] + through}, (metrics, returns, seen[0], steps.codes)
@@ -353,10 +353,8 @@ class Dreamer(Algorithm[DreamerHyper]):
         targets = lambda_returns(
             rows.rewards[1:], returns[0, 1:], hp.gamma * (1.0 - rows.terminal[1:]), follows[1:], hp.gae_lambda
         )  # fmt: skip
-        features = latents.features[:-1]
-        replayed = self.value_loss(
-            self.nets["critic"](critic, features), targets, self.nets["critic"](slow, features.detach())
-        )  # fmt: skip
+        logits, slow_logits = (self.nets["critic"](c, latents.features[:-1]) for c in (critic, slow))
+        replayed = self.value_loss(logits, targets, slow_logits)
         replay_loss = weighted_mean(replayed * follows[:-1], weights[:-1])
         metrics = {
             "actor_loss": actor_loss, "critic_loss": critic_loss, "replay_value_loss": replay_loss,

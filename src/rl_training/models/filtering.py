@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rl_training.models.rssm import Inputs, Latents, Sizes, WorldModel
+from rl_training.models.rssm import Inputs, Latents, Sizes
 from rl_training.ops.grad import pullback
 from rl_training.ops.latents import one_hot, sample_codes, straight_through
 from rl_training.ops.nets import Net
@@ -30,9 +30,9 @@ class Steps(NamedTuple):
 
 
 class Filtering:
-    """`about` says all that the networks depend on (see `register_step`)."""
+    """`module`: a `WorldModel`. `about` says all that it depends on (see `register_step`)."""
 
-    def __init__(self, module: WorldModel, sizes: Sizes, device: torch.device, about: str) -> None:
+    def __init__(self, module: nn.Module, sizes: Sizes, device: torch.device, about: str) -> None:
         # Modules of its own for the steps: eager calls leave their tensors in a module, which tracing would meet.
         self.net, self.step, self.sizes = Net(module).to(device), Net(module).to(device), sizes
         self.names = (f"filter: {about}", f"filter back: {about}")

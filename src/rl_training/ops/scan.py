@@ -64,7 +64,7 @@ def _loop(step: Step, weights: Tensors, start: Tensors, rows: Tensors, reverse: 
 
 # --- the same as one operation of a graph ----------------------------------------------------------------------------
 
-_library = torch.library.Library("rl_training", "DEF")
+_library: Any = torch.library.Library("rl_training", "DEF")  # type: ignore[no-untyped-call]
 _library.define("scan(str name, Tensor[] weights, Tensor[] start, Tensor[] rows, bool reverse, int seeds) -> Tensor[]")
 
 
