@@ -183,8 +183,6 @@ def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
     for i in range(200):
         state, aux = algorithm.train_step(state, batch, rng.fold(KEY, i))
         losses.append(_objective(aux.metrics))
-        if i >= 20 and sum(losses[-10:]) < 0.1 * sum(losses[:10]):
-            break  # far below the bar: the rest of the 200 steps would only cost time
     assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
 
 
