@@ -30,8 +30,9 @@ def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, C
     """`(out, aux, pull)` of `fn(params) -> (out, aux)`; `pull` takes a gradient with respect to `out`, once, and gives
     that with respect to `params`."""
     if _transformed(tree_leaves(params)[0]):
-        out, pull, aux = torch.func.vjp(fn, params, has_aux=True)
-        return out, aux, lambda grads: pull(grads)[0]  # type: ignore[no-any-return]
+        found: Any = torch.func.vjp(fn, params, has_aux=True)
+        out, pull, aux = found
+        return out, aux, lambda grads: pull(grads)[0]
     with torch.enable_grad():
         tracked = tree_map(lambda p: p.detach().requires_grad_(), params)
         out, aux = fn(tracked)
