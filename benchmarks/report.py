@@ -40,6 +40,7 @@ def compare_page(data: dict[str, Any]) -> list[str]:
         f"{machine['rounds']} rounds of {machine['seconds']:g} s each, contenders in turn.",
         "A ratio is taken within a round; its median and range are shown.",
         "Start-up: imports, compiling and warm-up, in the first and in the fastest round.",
+        *([data["note"]] if "note" in data else []),
     ]
     for case, result in data["throughput"].items():
         lines += ["", f"### {TITLES[case]}", "", row("", "steps/s", "start-up s"), row("---", "---:", "---:")]
