@@ -81,7 +81,7 @@ class DRQN(DQN):
     hp: DRQNHyper
     name = "drqn"
     recurrent = True
-    compiled_whole = False
+    compiled_whole = False  # it would write out three passes over the sequence: minutes, and torch 2.11 cannot
     network_class = RecurrentQNetwork
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:

@@ -3,10 +3,10 @@
 
 The proposal reads the value network's features without sending gradients back into them, and has an optimiser of its
 own (RMSprop). Deviations: the quantile function is linear between `num_knots` knots, because embedding the fractions of
-every state by itself costs several times the rest of the update (`num_knots: 0` does it); the quantiles of a target count
-by the widths of their fractions, as they do in Q, instead of alike: once the fractions are uneven, an even mean is that of
-another distribution, and every update moves the values further away; defaults for small tasks (Adam at 1e-3 instead of
-5e-5; a faster proposal).
+every state by itself costs several times the rest of the update (`num_knots: 0` does it); the quantiles of a target
+count by the widths of their fractions, as they do in Q, instead of alike: once the fractions are uneven, an even mean
+is that of another distribution, and every update moves the values further away; defaults for small tasks (Adam at 1e-3
+instead of 5e-5; a faster proposal).
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bo
 
 @contextmanager
 def _not_traced() -> Iterator[None]:
-    """In a recording (runtime/recorder.py) the loop is one operation. Its step is not looked into, but dynamo refuses to
-    run anything while its caller is traced, unless the mark of that is taken down."""
+    """In a recording (runtime/recorder.py) the loop is one operation. Its step is not looked into, but dynamo refuses
+    to run anything while its caller is traced, unless the mark of that is taken down."""
     tracer: Any = torch.fx._symbolic_trace
     before, tracer._is_fx_tracing_flag = tracer._is_fx_tracing_flag, False
     try:
