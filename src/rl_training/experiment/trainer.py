@@ -430,6 +430,7 @@ class Trainer:
             "steps_per_second": round(self.loop.env_steps / max(elapsed, 1e-9), 1),
             "device": str(self.device),
             "execution": self.choice.mode,
+            **({"dataset_hash": self.dataset_hash} if self.dataset_hash is not None else {}),
             "final_eval": self._last_eval,
             "best_eval": self._best,
             "checkpoint": f"checkpoints/{path.name}",

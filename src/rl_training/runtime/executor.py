@@ -111,6 +111,10 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
             from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
 
             options["post_grad_custom_post_pass"] = CpuRewrites()
+    else:
+        from rl_training.runtime.rewrites import GpuRewrites
+
+        options["post_grad_custom_post_pass"] = GpuRewrites()
     return _explained(torch.compile(fn, fullgraph=True, dynamic=False, options=options), fn.__name__)
 
 
