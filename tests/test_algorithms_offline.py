@@ -82,10 +82,10 @@ def test_iql_update_equals_plain_autograd() -> None:
             q = m["slow_critic"](obs, actions).min(0).values
         difference = q - m["value"](obs)
         value_loss = (weights * torch.where(difference > 0, 0.8, 0.2) * difference**2).mean()
-        step(adams["value"], value_loss)
         with torch.no_grad():
-            weight = torch.exp(2.0 * (q - m["value"](obs))).clamp(max=100.0)
+            weight = torch.exp(2.0 * difference).clamp(max=100.0)
             target = batch["rewards"] + batch["discounts"] * m["value"](batch["next_obs"])
+        step(adams["value"], value_loss)
         mean, log_std = m["actor"](obs).chunk(2, -1)
         log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(actions).sum(-1)
         step(adams["actor"], (-weights * weight * log_prob).mean())
