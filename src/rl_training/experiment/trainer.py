@@ -75,11 +75,13 @@ class Trainer:
         assert config.num_envs is not None
         loop_cls.check(hyper, config.num_envs)
         planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
-        whole = entry.load().compiled_whole
-        self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds), whole=whole)
+        kind = entry.load()
+        self.choice = choose_mode(
+            config.execution, self.device, planned, len(self.seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+        )
         self.envs: VectorEnv = make_vector_env(
             self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
-            env_kwargs=config.env_arguments("training"), masks=entry.load().masks,
+            env_kwargs=config.env_arguments("training"), masks=kind.masks,
         )  # fmt: skip
         try:
             self.algorithm = build_algorithm(config, self.envs.spec, self.device)
