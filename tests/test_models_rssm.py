@@ -127,6 +127,17 @@ def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(model.reconstruction(images, seen.latents), errors)
 
 
+def test_a_few_pixels_are_what_an_untrained_encoder_sees_of_a_black_image() -> None:
+    """The background must not drown what differs between images: choices would not carry it for hundreds of updates."""
+    model = world(ArraySpec((3, 14, 14), "uint8"), SIZES["200k"])
+    images = torch.zeros(8, 1, 3, 14, 14, dtype=torch.uint8)
+    for i in range(1, 8):
+        images[i, 0, 0, :4, 2 * i - 2 : 2 * i] = 255
+    seen = model.inputs(images, torch.zeros(8, 1, A), torch.ones(8, 1)).seen[:, 0]
+    assert not seen[0].any()
+    assert float(seen[1:].std(0).mean()) > 0.5 * float(seen[1:].square().mean().sqrt())
+
+
 def test_images_and_vectors_together() -> None:
     model = world({"camera": ArraySpec((3, 16, 16), "uint8"), "joints": ArraySpec((4,)), "speed": ArraySpec((2,))})
     obs = {"camera": torch.zeros(1, B, 3, 16, 16, dtype=torch.uint8), "joints": torch.randn(1, B, 4),
