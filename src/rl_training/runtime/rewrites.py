@@ -5,6 +5,7 @@
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
   times slower where a row is narrower than their registers.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
+- Small products are code of the graph itself (products.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, and that of sampled rows in every gather.
 """
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.lowering import register_lowering
+
+from rl_training.runtime import products
 
 aten = torch.ops.aten
 
@@ -65,7 +68,8 @@ class CpuRewrites(CustomGraphPass):
             node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+        files = (__file__, products.__file__, str(products.SOURCE))
+        return get_hash_for_files(files, f"one thread: {products.one_thread()}")
 
 
 class _Calls:
@@ -103,10 +107,17 @@ def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
     """a b as (b^T a^T)^T where that is the faster one; a single column has a kernel of its own."""
     rows, columns = node.meta["val"].shape[-2:]
     if not (1 < columns < 32 and rows >= max(32, 2 * columns)):
-        return None
+        return _product(call, node.target, *node.args)
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
     left, right = (call(aten.permute.default, arg, order) for arg in node.args)
-    return call(aten.permute.default, call(node.target, right, left), order)
+    product = _product(call, node.target, right, left) or call(node.target, right, left)
+    return call(aten.permute.default, product, order)
+
+
+def _product(call: _Calls, operation: Any, left: Any, right: Any) -> torch.fx.Node | None:
+    if not products.suits(left.meta["val"], right.meta["val"]):
+        return None
+    return call(products.product, left, right)
 
 
 _MANY = 1_024  # elements that read a number, for it to be worth storing
