@@ -8,6 +8,8 @@
 - Small products are code of the graph itself (products.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, and that of sampled rows in every gather.
+
+Where the results are put is changed too: intermediates.py.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.lowering import register_lowering
 
-from rl_training.runtime import products
+from rl_training.runtime import intermediates, products
 
 aten = torch.ops.aten
 
@@ -68,8 +71,11 @@ class CpuRewrites(CustomGraphPass):
             node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
 
     def uuid(self) -> Any:
-        files = (__file__, products.__file__, str(products.SOURCE))
+        files = (__file__, intermediates.__file__, products.__file__, str(products.SOURCE))
         return get_hash_for_files(files, f"one thread: {products.one_thread()}")
+
+
+intermediates.keep(lambda: isinstance(config.post_grad_custom_post_pass, CpuRewrites))
 
 
 class _Calls:
