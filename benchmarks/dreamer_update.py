@@ -146,7 +146,7 @@ def profiled(call: Callable[[], Any]) -> dict[str, Any]:
     return {**out, "top": top}
 
 
-def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace, mode: str) -> tuple[dict[str, Any], Callable[[], Any]]:
     device = torch.device(args.device)
     learner = make_learner(args, "eager" if mode in ("eager", "captured", "steps") else mode)
     start = time.perf_counter()
@@ -167,16 +167,12 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     ready = time.perf_counter() - start
     took = milliseconds(call, device, args.budget)
     broken = [name for name, x in tree_items(learner.train) if x.is_floating_point() and not torch.isfinite(x).all()]
-    if broken:
-        raise RuntimeError(f"{mode}: not finite after the measurement: {', '.join(broken[:5])}")
     steps = sum(int(x) for x in learner.train.step)
-    row = {"mode": mode, "ms": took, "ready_s": ready, "updates_made": steps, "seeds": args.seeds}
-    if args.profile and device.type == "cuda":
-        row["profile"] = profiled(call)
+    row = {"mode": mode, "ms": took, "ready_s": ready, "updates_made": steps, "seeds": args.seeds, "broken": broken}
     if device.type == "cuda":
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         torch.cuda.reset_peak_memory_stats(device)
-    return row
+    return row, call
 
 
 def main() -> None:
@@ -191,6 +187,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--modes", default="eager,captured,steps,cudagraph" if cuda else "eager,compile")
     parser.add_argument("--matmul", default="high", choices=("highest", "high"), help="high: TF32, in every mode")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN try its algorithms")
     parser.add_argument("--profile", action="store_true", help="on CUDA: which kernels take the time")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each number")
     parser.add_argument("--tflops", type=float, default=494.0, help="peak of the device")
@@ -198,6 +195,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_float32_matmul_precision(args.matmul)
+    torch.backends.cudnn.benchmark = args.cudnn_benchmark
     if args.matmul == "high":
         torch.backends.cudnn.allow_tf32 = True
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else "cpu"
@@ -213,7 +211,7 @@ def main() -> None:
     )
     for mode in args.modes.split(","):
         try:
-            row = measure(args, mode)
+            row, call = measure(args, mode)
         except Exception as error:  # one failure must not lose the other measurements
             print(f"{mode}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
             continue
@@ -221,11 +219,25 @@ def main() -> None:
         slowest = next((r["ms"] for r in out["rows"] if r["mode"] == "eager"), None)
         ratio = f", {slowest / row['ms']:.1f}x eager" if slowest else ""
         print(f"{mode:<10}{row['ms']:10.2f} ms an update, ready after {row['ready_s']:.1f} s{ratio}", flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+        if row["broken"]:
+            print(f"          not finite after the measurement: {', '.join(row['broken'][:5])}", flush=True)
+        save(args.json, out)
+        if args.profile and args.device.startswith("cuda"):
+            try:
+                row["profile"] = profiled(call)
+            except Exception as error:  # the profiler needs rights that not every machine gives
+                print(f"          no profile: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            save(args.json, out)
+        del call
         torch.compiler.reset()
         if args.device.startswith("cuda"):
             torch.cuda.empty_cache()
+
+
+def save(path: Path | None, out: dict[str, Any]) -> None:
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -141,6 +141,8 @@ def _not_run(entry: Any) -> list[str]:
         bar = f"{entry.above} {entry.threshold:+g}"
     elif entry.like_data:
         bar = "as its data"
+    elif entry.like_agent:
+        bar = "as the agent of its data"
     elif entry.of_data:
         bar = f"{entry.threshold:g} of its data's return"
     return [

@@ -154,8 +154,12 @@ def test_value_update_equals_plain_autograd(double: bool) -> None:
         chooser, chooser_taus, _ = online(batch["next_obs"]) if double else (z_next, taus, None)
         greedy = (chooser * (chooser_taus[:, 1:] - chooser_taus[:, :-1])[:, None]).sum(-1).argmax(-1)
         goal = batch["rewards"][:, None] + batch["discounts"][:, None] * z_next[rows, greedy]
+        widths = taus[:, 1:] - taus[:, :-1]
+        assert float(widths.max() / widths.min()) > 1.5
     z, _, tau_hats = online(batch["obs"])
-    loss = quantile_huber(z[rows, batch["actions"]], goal, tau_hats.detach())
+    # Each target quantile counts by its width: the sum of the losses against each of them alone.
+    each = [quantile_huber(z[rows, batch["actions"]], goal[:, j : j + 1], tau_hats.detach()) for j in range(4)]
+    loss = (torch.stack(each, -1) * widths).sum(-1)
     total = (batch["weights"] * loss).mean()
     total.backward()
     new, aux = algorithm.train_step(state, batch, KEY)

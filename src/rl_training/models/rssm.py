@@ -177,7 +177,7 @@ class ImageEncoder(nn.Module):
         self.out_features = math.prod(stages[-1])
 
     def forward(self, image: Tensor) -> Tensor:
-        rows: Tensor = self.convs(image.flatten(0, -4).to(torch.float32) * (1.0 / 255.0) - 0.5)
+        rows: Tensor = self.convs(image.flatten(0, -4).to(torch.float32) * (1.0 / 255.0))
         return rows.reshape(*image.shape[:-3], -1)
 
 

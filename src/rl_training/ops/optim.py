@@ -27,11 +27,10 @@ def clip_adaptively(
     0 switches it off."""
     if not clip:
         return grads
-    parts = zip(torch.split(grads, list(sizes), -1), torch.split(params, list(sizes), -1))
-    return torch.cat([
-        grad * torch.clamp(clip * weight.norm().clamp(min=least) / grad.norm().clamp(min=1e-30), max=1.0)
-        for grad, weight in parts
-    ])  # fmt: skip
+    both = torch.split(torch.stack([grads, params]), list(sizes), -1)
+    norm, weight = torch.stack([part.norm(dim=-1) for part in both], -1)  # [number of tensors] each
+    scale = torch.clamp(clip * weight.clamp(min=least) / norm.clamp(min=1e-30), max=1.0)
+    return grads * torch.cat([x.expand(size) for x, size in zip(scale.unbind(), sizes)])
 
 
 @dataclass(frozen=True)

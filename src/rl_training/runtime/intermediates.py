@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.codegen.wrapper import ReinterpretLine, ReuseLine
 from torch._inductor.virtualized import V
@@ -19,14 +19,15 @@ LARGEST = 2**18  # bytes of one tensor: for larger ones allocating is the smalle
 _ordinary = CppWrapperCpu.make_buffer_allocation
 
 
-def keep(graph_is_ours: Any) -> None:
-    """From now on, where `graph_is_ours()` says so when C++ is written."""
+def keep(rewrites: type) -> None:
+    """From now on, in every graph that is rewritten by one of these."""
 
     def make_buffer_allocation(wrapper: Any, buffer: Any) -> str:
         written = wrapper.wrapper_call._lines
         before = len(written)
         code: str = _ordinary(wrapper, buffer)
-        if graph_is_ours() and _small(buffer) and buffer.get_name() not in _returned(wrapper):
+        ours = isinstance(config.post_grad_custom_post_pass, rewrites)
+        if ours and _small(buffer) and buffer.get_name() not in _returned(wrapper):
             for i in range(before, len(written)):
                 written[i] = _kept(written[i], buffer.get_name())
         return code

@@ -27,14 +27,10 @@ _library.impl("product", torch.matmul, "CompositeExplicitAutograd")  # type: ign
 product = torch.ops.rl_training.product.default
 
 
-def one_thread() -> bool:
-    return torch.get_num_threads() == 1
-
-
 def suits(left: Tensor, right: Tensor) -> bool:
     """Is `products.h` the faster one for these?"""
     rows, terms, columns = left.shape[-2], *right.shape[-2:]
-    largest = LARGEST if one_thread() else LARGEST_SHARED
+    largest = LARGEST if torch.get_num_threads() == 1 else LARGEST_SHARED
     small = 0 < terms * columns <= LARGEST_RIGHT and 0 < rows * terms * columns <= largest
     return small and bool(pick_vec_isa())
 
