@@ -25,7 +25,7 @@ def keep(rewrites: type) -> None:
     def make_buffer_allocation(wrapper: Any, buffer: Any) -> str:
         written = wrapper.wrapper_call._lines
         before = len(written)
-        code: str = _ordinary(wrapper, buffer)
+        code: str = _ordinary(wrapper, buffer)  # type: ignore[no-untyped-call]
         ours = isinstance(config.post_grad_custom_post_pass, rewrites)
         if ours and _small(buffer) and buffer.get_name() not in _returned(wrapper):
             for i in range(before, len(written)):
@@ -54,7 +54,7 @@ def _small(buffer: Any) -> bool:
     count = 1
     for size in sizes:
         count *= int(size)
-    return count * buffer.get_dtype().itemsize <= LARGEST
+    return count * int(buffer.get_dtype().itemsize) <= LARGEST
 
 
 def _returned(wrapper: Any) -> set[str]:

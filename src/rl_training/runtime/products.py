@@ -37,26 +37,23 @@ def suits(left: Tensor, right: Tensor) -> bool:
 
 @register_lowering(product, type_promotion_kind=None)
 def _lower(a: Any, b: Any) -> Any:
-    left, right = realize_inputs(a, b)
+    left, right = realize_inputs(a, b)  # type: ignore[no-untyped-call]
     for x in (left, right):
         x.freeze_layout()
-    if _strides(left, right) is None:
+    if _numbers(left, right) is None:
         operation = torch.ops.aten.mm if len(left.get_size()) == 2 else torch.ops.aten.bmm
         return lowerings[operation.default](a, b)
     size = [*left.get_size()[:-1], right.get_size()[-1]]
     return ir.TensorBox.create(_Product(ir.FixedLayout(left.get_device(), left.get_dtype(), size), [left, right]))
 
 
-def _strides(left: Any, right: Any) -> list[int] | None:
-    """M, N, K and the strides a0, a1, b0, b1 as products.h has them; None where it cannot work with them. A single
-    column is computed as a single row."""
-    rows, terms = map(int, left.get_size()[-2:])
-    columns = int(right.get_size()[-1])
-    a0, a1 = map(int, left.get_stride()[-2:])
-    b0, b1 = map(int, right.get_stride()[-2:])
+def _numbers(left: Any, right: Any) -> list[int] | None:
+    """M, N, K and the strides a0, a1, b0, b1, as products.h has them; None where it cannot work with them."""
+    (rows, terms), columns = map(int, left.get_size()[-2:]), int(right.get_size()[-1])
+    a0, a1, b0, b1 = map(int, (*left.get_stride()[-2:], *right.get_stride()[-2:]))
     if columns == 1:
-        rows, columns, a0, a1, b0, b1 = 1, rows, 1, b0, a1, a0
-    if terms == 1 and b1 != 1:
+        b1 = 1  # the stride of a single column or row is never used
+    elif terms == 1 and b1 != 1:
         b0 = 1
     return [rows, columns, terms, a0, a1, b0, b1] if 1 in (b0, b1) else None
 
@@ -65,24 +62,21 @@ class _Product(ir.ExternKernelOut):
     """Written into the C++ around the kernels of a graph."""
 
     def codegen(self, wrapper: Any) -> None:
-        left, right = self.inputs
-        numbers = _strides(left, right)
+        left: Any = self.inputs[0]
+        right: Any = self.inputs[1]
+        numbers = _numbers(left, right)
         assert numbers is not None
         if not getattr(wrapper, "has_products", False):
             wrapper.header.splice(SOURCE.read_text(encoding="utf-8"))
             wrapper.has_products = True
-        a, b, c = _pointer(left), _pointer(right), f"(float*)({self.codegen_reference()}.data_ptr())"
-        if int(right.get_size()[-1]) == 1:
-            a, b = b, a
-            steps = [int(x.get_stride()[0]) for x in (right, left, self)]
-        else:
-            steps = [int(x.get_stride()[0]) for x in (left, right, self)]
         name = f"rl_training::product<{', '.join(map(str, (*numbers, numbers[1])))}>"
+        pointers = [_pointer(left), _pointer(right), f"(float*)({self.codegen_reference()}.data_ptr())"]
         if len(left.get_size()) == 2:
-            wrapper.writeline(f"{name}({a}, {b}, {c});")
-        else:
-            moved = ", ".join(f"{x} + i * {step}L" for x, step in zip((a, b, c), steps))
-            wrapper.writeline(f"for (long i = 0; i < {int(left.get_size()[0])}; i++) {name}({moved});")
+            wrapper.writeline(f"{name}({', '.join(pointers)});")
+            return
+        steps = [int(x.get_stride()[0]) for x in (left, right, self)]
+        moved = ", ".join(f"{pointer} + i * {step}L" for pointer, step in zip(pointers, steps))
+        wrapper.writeline(f"for (long i = 0; i < {int(left.get_size()[0])}L; i++) {name}({moved});")
 
 
 def _pointer(x: Any) -> str:

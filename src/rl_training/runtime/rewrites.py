@@ -125,14 +125,16 @@ def _addmm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
-    """a b as (b^T a^T)^T where that is the faster one; a single column has a kernel of its own."""
-    rows, columns = node.meta["val"].shape[-2:]
-    if not (1 < columns < 32 and rows >= max(32, 2 * columns)):
-        return _product(call, *node.args)
+    """a b as (b^T a^T)^T where that is the faster one; for a single column the library has a kernel of its own."""
+    (rows, columns), (left, right) = node.meta["val"].shape[-2:], node.args
+    if not (columns < 32 and rows >= max(32, 2 * columns)):
+        return _product(call, left, right)
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
-    left, right = (call(aten.permute.default, arg, order) for arg in node.args)
-    product = _product(call, right, left) or call(node.target, right, left)
-    return call(aten.permute.default, product, order)
+    left, right = (call(aten.permute.default, arg, order) for arg in (left, right))
+    product = _product(call, right, left)
+    if product is None and columns > 1:
+        product = call(node.target, right, left)
+    return product and call(aten.permute.default, product, order)
 
 
 def _product(call: _Calls, left: Any, right: Any) -> torch.fx.Node | None:
