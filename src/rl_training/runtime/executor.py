@@ -111,6 +111,7 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
             from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
 
             options["post_grad_custom_post_pass"] = CpuRewrites()
+            options["cpp.enable_floating_point_contract_flag"] = "fast"  # x * y + z as one instruction
     else:
         from rl_training.runtime.rewrites import GpuRewrites
 
