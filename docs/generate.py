@@ -93,7 +93,7 @@ def _result(row: dict[str, Any]) -> list[str]:
 
 MODEL_BASED = (  # entries of the ledger that docs/model_based.md compares: with and without a model
     ("mbpo", "Pendulum-v1", ""), ("pets", "Pendulum-v1", ""), ("sac", "Pendulum-v1", "curve"),
-    ("sac", "Pendulum-v1", "ten_updates"), ("mbpo", "Hopper-v5", ""), ("sac", "Hopper-v5", "early"),
+    ("sac", "Pendulum-v1", "many_updates"), ("mbpo", "Hopper-v5", ""), ("sac", "Hopper-v5", "early"),
     ("mopo", "Pendulum-v1", "small"), ("edac", "Pendulum-v1", "small"), ("bc", "Pendulum-v1", "small"),
     ("mopo", "Pendulum-v1", ""), ("edac", "Pendulum-v1", "sac"), ("combo", "Pendulum-v1", ""),
 )  # fmt: skip
@@ -141,6 +141,8 @@ def _not_run(entry: Any) -> list[str]:
         bar = f"{entry.above} {entry.threshold:+g}"
     elif entry.like_data:
         bar = "as its data"
+    elif entry.like_agent:
+        bar = "as the agent of its data"
     elif entry.of_data:
         bar = f"{entry.threshold:g} of its data's return"
     return [

@@ -45,6 +45,14 @@ def test_auto_compiles_for_the_cpu_where_torch_does_it_well(
     assert choose_mode("compile", torch.device("cpu"), 100_000, 5).mode == "compile"
 
 
+@pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
+def test_auto_unrolls_a_loop_for_long_runs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    modes = [choose_mode("auto", torch.device("cpu"), n, 5, unrolled=True).mode for n in (30_000, 50_000)]
+    assert modes == ["eager", "compile"]
+    assert choose_mode("auto", torch.device("cpu"), 30_000, 5).mode == "compile"
+
+
 def test_auto_captures_early_where_only_steps_are_compiled() -> None:
     cuda = torch.device("cuda")
     assert choose_mode("auto", cuda, 1_000, 1).mode == "eager"

@@ -19,7 +19,7 @@ from rl_training.data.replay import Replay
 from rl_training.data.source import LikeDataset
 from rl_training.data.storage import transition_columns
 from rl_training.errors import UserError
-from rl_training.experiment import verify
+from rl_training.experiment import collecting, verify
 from rl_training.experiment.agent import Agent
 from rl_training.experiment.callbacks import Callback
 from rl_training.experiment.trainer import Trainer
@@ -198,6 +198,28 @@ def test_bars_relative_to_an_algorithm_and_to_the_data(monkeypatch: pytest.Monke
     assert verify._score_of(entry(above="bc", variant="v"), tmp_path) == -123.0
     with pytest.raises(UserError, match="no entry of the same kind"):
         verify._score_of(entry(above="bc", variant="w"), tmp_path)
+
+
+def test_a_clone_is_compared_with_the_agent_as_it_acts_without_noise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A level hands `deterministic` and `noise` on to its agent, and refuses them where no single agent acts."""
+    seen, plain = [], load_transition_dataset("random", env_id="Pendulum-v1", size=300)
+
+    def collect(recipe: Any, env: Any) -> Any:
+        seen.append(recipe)
+        return plain
+
+    monkeypatch.setattr(collecting, "collect", collect)
+    data = {"dataset": {"level": "medium", "reward_scale": 0.1}}
+    config = config_for("bc", tmp_path, env_id="Pendulum-v1", algo_kwargs=data)
+    final = {"ci95": [-20.0, 20.0]}
+    assert verify.bar_of(entry(like_agent=True), config, final) == verify.bar_of(entry(like_data=True), config, final)
+    assert [(recipe.kind, recipe.deterministic) for recipe in seen] == [("policy", True), ("policy", False)]
+    load_transition_dataset(level="medium", env_id="Pendulum-v1", noise=0.5)
+    assert seen[-1].noise == 0.5
+    with pytest.raises(UserError, match="the level medium-replay is not that"):
+        load_transition_dataset(level="medium-replay", env_id="Pendulum-v1", noise=0.5)
 
 
 def test_every_relative_bar_of_the_ledger_has_its_base() -> None:

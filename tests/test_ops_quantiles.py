@@ -87,6 +87,21 @@ def test_quantile_huber_gradient_is_the_derivative(kappa: float) -> None:
         assert gradient[i, j].item() == pytest.approx(slope.item(), abs=1e-6)
 
 
+def test_shares_count_as_repeated_targets() -> None:
+    predicted, target, taus = torch.randn(6, 4), torch.randn(6, 3), torch.rand(6, 4)
+    shares = torch.tensor([0.5, 0.2, 0.3]).expand(6, 3)
+    repeated = target.repeat_interleave(torch.tensor([5, 2, 3]), -1)
+
+    def value_and_gradient(*args: object) -> tuple[torch.Tensor, torch.Tensor]:
+        q = predicted.clone().requires_grad_()
+        loss = quantiles.quantile_huber(q, *args)  # type: ignore[arg-type]
+        return loss.detach(), torch.autograd.grad(loss.sum(), q)[0]
+
+    expected = value_and_gradient(repeated, taus, 1.0)
+    for actual, other in zip(value_and_gradient(target, taus, 1.0, shares), expected):
+        torch.testing.assert_close(actual, other)
+
+
 def test_quantile_huber_vmap_equals_loop() -> None:
     predicted, target, taus = torch.randn(3, 8, 4), torch.randn(3, 8, 5), torch.rand(3, 8, 4)
     batched = torch.vmap(quantiles.quantile_huber)(predicted, target, taus)

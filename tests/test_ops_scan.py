@@ -10,6 +10,7 @@ import torch
 from rl_training.ops import scan as module
 from rl_training.ops.grad import pullback
 from rl_training.ops.scan import compiled_steps, register_step, scan
+from rl_training.runtime import recorder
 from rl_training.runtime.executor import Executor, compiler_available
 
 T, B, D = 5, 3, 4
@@ -64,7 +65,8 @@ def test_one_operation_over_seeds(given: Any, reverse: bool, monkeypatch: pytest
 
 
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
-def test_compiled_step_in_a_function_that_is_not(given: Any) -> None:
+def test_compiled_step_in_a_function_that_is_not(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
     weights, start, rows = given
     spread = torch.zeros(B, 2 * D)
     spread[:, ::2] = start[0]
@@ -74,10 +76,10 @@ def test_compiled_step_in_a_function_that_is_not(given: Any) -> None:
         return scan(NAME, tree["weights"], tree["start"], tree["rows"])
 
     run = Executor("compile", torch.device("cpu")).wrap(fn, dict, whole=False)
-    before = len(module._compiled)
-    for _ in range(2):
-        found = run({"weights": weights, "start": start, "rows": rows})
-        torch.testing.assert_close(found, by_hand(weights, start, rows, False))
+    before, tree = len(module._compiled), {"weights": weights, "start": start, "rows": rows}
+    for _ in range(4):  # the second call is recorded, later ones come from the recording
+        torch.testing.assert_close(run(tree), by_hand(weights, start, rows, False))
+    assert run.run is not None
     assert len(module._compiled) == before + 1
 
 

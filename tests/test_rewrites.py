@@ -1,4 +1,4 @@
-"""Graphs for the CPU: what is rewritten gives the numbers of the operations it replaces."""
+"""Compiled graphs: what is rewritten gives the numbers of the operations it replaces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import batch_for, make_algorithm
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
+from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.executor import compiled
-from rl_training.runtime.rewrites import CpuRewrites
+from rl_training.runtime.rewrites import CpuRewrites, join_products
 
 CPU = torch.device("cpu")
 
@@ -69,7 +71,7 @@ def test_products_keep_their_value(shape: tuple[int, int, int], transposed: tupl
         (torch.addmm, (bias, left[0], right[0])),
     ):
         graph, found = rewritten(fn, *inputs)
-        assert ("aten.permute.default" in found) == (columns in (2, 4, 23) and rows > 8)
+        assert ("aten.permute.default" in found) == (columns in (1, 2, 4, 23) and rows > 8)
         assert "aten.addmm.default" not in found
         torch.testing.assert_close(graph(*inputs), fn(*inputs), atol=1e-4, rtol=1e-5)
 
@@ -113,3 +115,54 @@ def test_rows_of_a_sample_are_drawn_once_and_compiled_adam_is_adam() -> None:
     fast, plain = compiled(step, CPU)(key, data, state, params), step(key, data, state, params)
     assert torch.equal(fast[0], plain[0])
     torch.testing.assert_close(fast[1:], plain[1:], atol=1e-6, rtol=1e-6)
+
+
+def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:
+    """The graph whose products with the same weights are one; their number before and after."""
+
+    def products(graph: torch.fx.Graph) -> int:
+        return sum("mm.default" in str(n.target) for n in graph.nodes)
+
+    graph = make_fx(fn, tracing_mode="fake")(*inputs)
+    before = products(graph.graph)
+    join_products(graph.graph, "cpu")
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
+    return graph, before, products(graph.graph)
+
+
+def test_products_with_the_same_weights_become_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    flat, x, y = (torch.randn(shape, generator=generator) for shape in ((72 + 72,), (5, 8), (5, 8)))
+
+    def forward(flat: Tensor, x: Tensor) -> Tensor:  # two layers, whose weights are parts of one vector
+        first, second = torch.split(flat, [72, 72])
+        return torch.relu(x @ first.view(9, 8)[:8].mT) @ second.view(8, 9)[:, :8]
+
+    def fn(flat: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        near, far = forward(flat, x), forward(flat, y)
+        return near, far, forward(flat, far)  # the last one needs the second: it stays alone
+
+    graph, before, after = joined(fn, flat, x, y)
+    assert (before, after) == (6, 4)
+    torch.testing.assert_close(graph(flat, x, y), fn(flat, x, y))
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("sac", 0), ("sac", 2), ("dqn", 0)])
+def test_joined_products_leave_an_update_as_it_was(name: str, seeds: int) -> None:
+    algorithm = make_algorithm(name, **({"double": True} if name == "dqn" else {}))
+    args: Any = (algorithm.init_state(0), batch_for(algorithm), rng.key_from_seed(3, 9))
+    step: Any = algorithm.train_step
+    if seeds:
+        args = tree_map(lambda x: torch.stack([x] * seeds), args)
+        step = torch.vmap(lambda *given: algorithm.train_step(*given)[0])
+    leaves = [value for _, value in tree_items(args)]
+
+    def fn(*leaves: Tensor) -> list[Tensor]:
+        given = iter(leaves)
+        return [value for _, value in tree_items(step(*tree_map(lambda _: next(given), args)))]
+
+    graph, before, after = joined(fn, *leaves)
+    assert before - after == 2, "both layers are asked twice"
+    torch.testing.assert_close(graph(*leaves), fn(*leaves), rtol=1e-4, atol=1e-5)

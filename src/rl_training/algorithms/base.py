@@ -192,6 +192,7 @@ class Algorithm(Generic[H]):
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     compiled_whole: ClassVar[bool] = True  # is its update compiled as one graph? If not, the steps of its loops are
+    unrolled: ClassVar[bool] = False  # does that graph hold a recurrent loop written out? It then takes long to compile
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
     sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?

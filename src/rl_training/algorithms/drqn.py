@@ -81,6 +81,7 @@ class DRQN(DQN):
     hp: DRQNHyper
     name = "drqn"
     recurrent = True
+    compiled_whole = False  # it would write out three passes over the sequence: minutes, and torch 2.11 cannot
     network_class = RecurrentQNetwork
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -158,7 +159,9 @@ class DRQN(DQN):
         in_time: Batch = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
         first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the state belongs to the first step
-        start = batch["state"] if self.hp.stored_state else self.init_carry(len(first[0])).to(self.device)
+        start = batch.get("state")
+        if start is None:
+            start = torch.zeros(first.shape[1], self.carry_size, device=self.device)
         obs = Sequences(in_time["obs"], first, start)
         learned = {k: tree_map(lambda x: x[burn_in:], v) for k, v in in_time.items() if k != "obs"}
         mask = learned["mask"].to(torch.float32)  # [T, B]

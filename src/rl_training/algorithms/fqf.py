@@ -3,12 +3,15 @@
 
 The proposal reads the value network's features without sending gradients back into them, and has an optimiser of its
 own (RMSprop). Deviations: the quantile function is linear between `num_knots` knots, because embedding the fractions of
-every state by itself costs several times the rest of the update (`num_knots: 0` does it); defaults for small tasks
-(Adam at 1e-3 instead of 5e-5; a faster proposal).
+every state by itself costs several times the rest of the update (`num_knots: 0` does it); the quantiles of a target
+count by the widths of their fractions, as they do in Q, instead of alike: once the fractions are uneven, an even mean
+is that of another distribution, and every update moves the values further away; defaults for small tasks (Adam at 1e-3
+instead of 5e-5; a faster proposal).
 """
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
 from rl_training.algorithms.dqn import DQN, TD, Params
 from rl_training.algorithms.hyper import Positive, constant
 from rl_training.algorithms.qr_dqn import QRDQNHyper
+from rl_training.algorithms.target_rules import under
 from rl_training.models.value import FQFModel, Fractions
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -61,17 +65,25 @@ class FQF(DQN):
         return features, self.nets["fraction"](params["fraction"], features.detach())
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Quantiles at tau_hat [B, A, N], and Q = sum_i (tau_{i+1} - tau_i) Z(tau_hat_i), Eq. 4 and the line below."""
+        """Quantiles at tau_hat and the widths of their fractions [B, A, 2 N], and the sum of their products, which is Q
+        (Eq. 4 and the line below)."""
         features, (taus, tau_hats, _) = self.propose(params, obs)
         quantiles = self.nets["q"](params["q"], None, tau_hats, self.noise(key), features=features)
-        return quantiles, (quantiles * _widths(taus).unsqueeze(1)).sum(-1)
+        widths = _widths(taus).unsqueeze(1).expand_as(quantiles)
+        return torch.cat([quantiles, widths], -1), (quantiles * widths).sum(-1)
+
+    def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
+        """Quantiles of the target and their widths: [B, 2 N]."""
+        quantiles, widths = returns.chunk(2, -1)
+        return torch.cat([super().backup(quantiles, policy, rewards, discounts), under(widths, policy)], -1)
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         features, (taus, tau_hats, _) = self.propose(params, batch["obs"])
         noise = self.noise(key)
         quantiles = self.nets["q"](params["q"], None, tau_hats, noise, batch["actions"], features=features)  # [B, N]
         q = (quantiles * _widths(taus)).sum(-1)
-        loss = quantile_huber(quantiles, target, tau_hats, self.hp.kappa)  # Eq. 10
+        targets, shares = target.chunk(2, -1)
+        loss = quantile_huber(quantiles, targets, tau_hats, self.hp.kappa, shares)  # Eq. 10
         parts = {"features": features, "quantiles": quantiles, "taus": taus}
         return TD(loss, q, expected, (q - expected).abs(), parts)
 

@@ -58,6 +58,7 @@ class RecurrentPPO(PPO):
     hp: RecurrentPPOHyper
     name = "recurrent_ppo"
     recurrent = True
+    unrolled = True
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp

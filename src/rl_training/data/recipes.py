@@ -148,7 +148,13 @@ def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
     if not isinstance(env_id, str):
         raise UserError(f"the level {recipe.level} of a dataset belongs to an environment with a name: give env_id")
     assert recipe.level is not None
-    return DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
+    made = DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
+    if recipe.noise or recipe.deterministic:
+        if made.kind != "policy":
+            raise UserError(f"noise and deterministic are for one acting agent; the level {recipe.level} is not that")
+        acting = {"noise": recipe.noise, "deterministic": recipe.deterministic or made.deterministic}
+        made = made.model_copy(update=acting)
+    return made
 
 
 def _mixed(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:

@@ -18,8 +18,8 @@ FALL = GRID - 1  # steps that a ball falls: as many as the paddle needs from wal
 class TinyPixels(gym.Env[Any, Any]):
     """Catch balls: an image of 14 x 14 pixels, the ball and the trail of its fall in red, a tall paddle in green.
 
-    Balls fall one cell a step, one after the other; the actions move the paddle by one cell (left, not at all, right). A
-    ball that lands on the paddle is worth 1, in the frame that shows it there. Every ball can be caught, so the best
+    Balls fall one cell a step, one after the other; the actions move the paddle by one cell (left, not at all, right).
+    A ball that lands on the paddle is worth 1, in the frame that shows it there. Every ball can be caught, so the best
     return is the number of balls. Whoever does not look catches one in seven, whatever he does.
 
     Neither is small: a world model starts with the mean image, and finds its way out of it the later, the less of the

@@ -30,8 +30,10 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
     loop_cls.check(hyper, config.num_envs)
     updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
     device = choose_device(config.device)
-    whole = entry.load().compiled_whole
-    mode, reason = choose_mode(config.execution, device, updates, len(config.all_seeds), whole=whole)
+    kind = entry.load()
+    mode, reason = choose_mode(
+        config.execution, device, updates, len(config.all_seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+    )
     libraries = _resident()
     # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
     kwargs = dict(config.algo_kwargs)

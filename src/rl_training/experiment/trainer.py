@@ -75,11 +75,13 @@ class Trainer:
         assert config.num_envs is not None
         loop_cls.check(hyper, config.num_envs)
         planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
-        whole = entry.load().compiled_whole
-        self.choice = choose_mode(config.execution, self.device, planned, len(self.seeds), whole=whole)
+        kind = entry.load()
+        self.choice = choose_mode(
+            config.execution, self.device, planned, len(self.seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+        )
         self.envs: VectorEnv = make_vector_env(
             self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
-            env_kwargs=config.env_arguments("training"), masks=entry.load().masks,
+            env_kwargs=config.env_arguments("training"), masks=kind.masks,
         )  # fmt: skip
         try:
             self.algorithm = build_algorithm(config, self.envs.spec, self.device)
@@ -428,6 +430,7 @@ class Trainer:
             "steps_per_second": round(self.loop.env_steps / max(elapsed, 1e-9), 1),
             "device": str(self.device),
             "execution": self.choice.mode,
+            **({"dataset_hash": self.dataset_hash} if self.dataset_hash is not None else {}),
             "final_eval": self._last_eval,
             "best_eval": self._best,
             "checkpoint": f"checkpoints/{path.name}",

@@ -49,6 +49,7 @@ class LedgerEntry(BaseModel):
     variant: str = ""  # tells two entries of one algorithm and environment apart
     above: str = ""  # the bar is `threshold` above this algorithm's score in the same environment and variant
     like_data: bool = False  # the bar is the dataset's own mean return, from below and from above
+    like_agent: bool = False  # the same with the agent that made the dataset, acting without its noise as a clone does
     of_data: bool = False  # the bar is `threshold` times the dataset's mean return: a share of the expert's
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes of the preset
     statistic: str = "mean_return"
@@ -144,22 +145,25 @@ def _score_of(entry: LedgerEntry, output: Path, **options: Any) -> float:
 def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base: float = 0.0) -> Bar:
     """What the score is held to. `base` is the score of the algorithm that `above` names.
 
-    like_data: the interval of the score must meet that of the episodes' returns in the dataset; of_data: a share of
-    their mean.
+    like_data: the interval of the score must meet that of the episodes' returns in the dataset; like_agent: that of the
+    same number of steps without the agent's noise; of_data: a share of the dataset's mean.
     """
-    if entry.like_data:
-        low, high = data_interval(config)
+    if entry.like_data or entry.like_agent:
+        low, high = data_interval(config, deterministic=entry.like_agent)
         slack = 0.5 * (final["ci95"][1] - final["ci95"][0])
         return Bar(low - slack, high + slack)
     threshold = entry.threshold * sum(data_interval(config)) / 2.0 if entry.of_data else base + entry.threshold
     return Bar(-math.inf, threshold) if entry.at_most else Bar(threshold, math.inf)
 
 
-def data_interval(config: TrainConfig) -> tuple[float, float]:
-    """95 % interval of the mean return of the episodes that a config's dataset holds, in the environment's rewards."""
+def data_interval(config: TrainConfig, deterministic: bool = False) -> tuple[float, float]:
+    """95 % interval of the mean return of the episodes that a config's dataset holds, in the environment's rewards; or
+    would hold if its agent had acted without noise."""
     from rl_training.data.recipes import make_dataset
 
-    plain = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_clip": None}
+    plain: dict[str, Any] = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_clip": None}
+    if deterministic:
+        plain |= {"deterministic": True, "noise": 0.0}
     returns = make_dataset(config.hyper().dataset.model_copy(update=plain), config.env_id).episode_returns()
     half = 1.96 * float(returns.std(ddof=1)) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
     mean = float(np.mean(returns))
@@ -195,7 +199,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         "seeds": list(config.all_seeds),
         "threshold": bar.high if entry.at_most else bar.low,
         "at_most": entry.at_most,
-        **({"ceiling": bar.high} if entry.like_data else {}),
+        **({"ceiling": bar.high} if entry.like_data or entry.like_agent else {}),
         **({"above": entry.above} if entry.above else {}),
         "source": entry.source,
         "statistic": entry.statistic,
@@ -207,6 +211,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         "wall_time_s": trained.summary["wall_time_s"],
         "device": trained.summary["device"].split(":")[0],
         "execution": trained.summary["execution"],
+        **{k: v for k, v in trained.summary.items() if k == "dataset_hash"},
         "versions": library_versions(),
         "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # not where it was kept
     }

@@ -13,10 +13,13 @@ def quantile_midpoints(n: int, device: torch.device | str | None = None) -> Tens
     return (torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n
 
 
-def quantile_huber(predicted: Tensor, target: Tensor, taus: Tensor, kappa: float = 1.0) -> Tensor:
+def quantile_huber(
+    predicted: Tensor, target: Tensor, taus: Tensor, kappa: float = 1.0, shares: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Quantile Huber loss per sample, `[..., N]` against `[..., M]` -> `[...]` (QR-DQN, Dabney 2018, Eq. 9 and 10).
 
-    Summed over the N predicted quantiles at fractions `taus` (`[N]` or `[..., N]`), averaged over the M targets.
+    Summed over the N predicted quantiles at fractions `taus` (`[N]` or `[..., N]`), averaged over the M targets, which
+    count alike or by their `shares` (`[..., M]`, with a sum of 1).
     The Huber loss is divided by kappa, as in IQN Eq. 3: the same at kappa = 1, and continuous down to kappa = 0,
     which is the plain quantile loss. Gradients go into `predicted` only (targets and fractions are constants in every
     algorithm); the derivative is taken by hand, beside the value, in one pass over the N x M pairs instead of two.
@@ -33,7 +36,11 @@ def quantile_huber(predicted: Tensor, target: Tensor, taus: Tensor, kappa: float
         slope = torch.where(td_error < 0, -weight, weight)
         loss = slope * td_error
     # Its value is 0, and its derivative is that of the loss: -slope, as the error falls when the prediction rises.
-    value, gradient = loss.mean(-1).sum(-1), slope.mean(-1)
+    if shares is None:
+        value, gradient = loss.mean(-1).sum(-1), slope.mean(-1)
+    else:
+        shares = shares.detach().unsqueeze(-2)
+        value, gradient = (loss * shares).sum((-1, -2)), (slope * shares).sum(-1)
     return value - (gradient * (predicted - constant)).sum(-1)
 
 

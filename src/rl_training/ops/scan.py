@@ -75,8 +75,20 @@ def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bo
         step = _steps[name]
         _compiled[key] = _compile(torch.vmap(step) if seeds else step)
     weights, start, rows = ([x.contiguous() for x in part] for part in (weights, start, rows))
-    with torch.no_grad():
+    with torch.no_grad(), _not_traced():
         return _loop(_compiled[key], weights, start, rows, reverse)
+
+
+@contextmanager
+def _not_traced() -> Iterator[None]:
+    """In a recording (runtime/recorder.py) the loop is one operation. Its step is not looked into, but dynamo refuses
+    to run anything while its caller is traced, unless the mark of that is taken down."""
+    tracer: Any = torch.fx._symbolic_trace
+    before, tracer._is_fx_tracing_flag = tracer._is_fx_tracing_flag, False
+    try:
+        yield
+    finally:
+        tracer._is_fx_tracing_flag = before
 
 
 def _compile(step: Step) -> Step:

@@ -1,12 +1,20 @@
-"""What is changed in the operations of a graph before it is compiled for the CPU. The meaning stays the same.
+"""What is changed in the operations of a graph before it is compiled. The meaning stays the same.
 
+On the CPU:
 - tanh becomes a rational function: the vectorised library call costs as much as the matrix products of a small policy
   network. Its derivative, 1 - tanh^2, reads the result as before.
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
   times slower where a row is narrower than their registers.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
+- Small products are code of the graph itself (products.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, and that of sampled rows in every gather.
+- Intermediate results are kept from call to call (intermediates.py).
+
+On a GPU:
+- Products of different inputs with the same weights become one product of all their rows: a policy that is asked about
+  two observations of a batch, a network that double Q-learning asks about the next one too. Small products cost what
+  starting them costs.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.lowering import register_lowering
+from torch._inductor.pattern_matcher import stable_topological_sort
 
 aten = torch.ops.aten
 
@@ -43,7 +52,13 @@ _TANH_EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 
 
 class CpuRewrites(CustomGraphPass):
-    """The pass that inductor calls; `uuid` makes cached graphs depend on this file."""
+    """The pass that inductor calls; `uuid` makes cached graphs depend on these files."""
+
+    def __init__(self) -> None:
+        from rl_training.runtime import intermediates, products  # need a newer torch than graphs for a GPU do
+
+        intermediates.keep(CpuRewrites)
+        self.files = (__file__, intermediates.__file__, products.__file__, str(products.SOURCE))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         rules = {aten.tanh.default: _tanh, aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _mm}
@@ -63,6 +78,16 @@ class CpuRewrites(CustomGraphPass):
                 new = graph.call_function(_stored, (node,))
             new.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
+
+    def uuid(self) -> Any:
+        return get_hash_for_files(self.files, f"one thread: {torch.get_num_threads() == 1}")
+
+
+class GpuRewrites(CustomGraphPass):
+    """The pass that inductor calls; `uuid` makes cached graphs depend on this file."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        join_products(graph, "cuda")
 
     def uuid(self) -> Any:
         return get_hash_for_files((__file__,))
@@ -100,13 +125,22 @@ def _addmm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
-    """a b as (b^T a^T)^T where that is the faster one; a single column has a kernel of its own."""
-    rows, columns = node.meta["val"].shape[-2:]
-    if not (1 < columns < 32 and rows >= max(32, 2 * columns)):
-        return None
+    """a b as (b^T a^T)^T where that is the faster one; for a single column the library has a kernel of its own."""
+    (rows, columns), (left, right) = node.meta["val"].shape[-2:], node.args
+    if not (columns < 32 and rows >= max(32, 2 * columns)):
+        return _product(call, left, right)
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
-    left, right = (call(aten.permute.default, arg, order) for arg in node.args)
-    return call(aten.permute.default, call(node.target, right, left), order)
+    left, right = (call(aten.permute.default, arg, order) for arg in (left, right))
+    product = _product(call, right, left)
+    if product is None and columns > 1:
+        product = call(node.target, right, left)
+    return product and call(aten.permute.default, product, order)
+
+
+def _product(call: _Calls, left: Any, right: Any) -> torch.fx.Node | None:
+    from rl_training.runtime.products import product, suits
+
+    return call(product, left, right) if suits(left.meta["val"], right.meta["val"]) else None
 
 
 _MANY = 1_024  # elements that read a number, for it to be worth storing
@@ -163,3 +197,80 @@ def _is_dear(node: torch.fx.Node) -> bool:
         else:
             reads |= one.op != "call_function" or bool(one.all_input_nodes)  # not arange, full, ...
     return reads and (slow or len(seen) >= _LONG)
+
+
+# --- products with the same weights ----------------------------------------------------------------------------------
+
+_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
+_JOINED_AT_MOST = 1 << 20  # numbers in the joined input: beyond that the product itself is what takes the time
+# Operations that only name a part of a tensor: two of them with the same arguments are the same weights.
+_PARTS = (
+    operator.getitem, aten.split_with_sizes.default, aten.view.default, aten.reshape.default, aten.permute.default,
+    aten.t.default, aten.transpose.int, aten.select.int, aten.slice.Tensor, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.expand.default,
+)  # fmt: skip
+_SAME = (aten.detach.default, aten.alias.default)
+
+
+def join_products(graph: torch.fx.Graph, device: str) -> None:
+    """Products of the first such pair become one, until there is none left."""
+    while (pair := _same_weights(graph, device)) is not None:
+        first, second = pair
+        with graph.inserting_before(second):
+            call = _Calls(graph)
+            args: Any = first.args
+            *bias, left, right = args
+            rows = left.meta["val"].shape[-2]
+            product = call(first.target, *bias, call(aten.cat.default, [left, second.args[-2]], -2), right)
+            dim = product.meta["val"].dim() - 2
+            parts = [
+                call(aten.slice.Tensor, product, dim, start, stop)
+                for start, stop in ((0, rows), (rows, product.meta["val"].shape[dim]))
+            ]
+        for node, part in zip(pair, parts):
+            node.replace_all_uses_with(part)
+            graph.erase_node(node)
+        stable_topological_sort(graph)  # what used the first product stands before the joined one
+
+
+def _same_weights(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Node, torch.fx.Node] | None:
+    """The first two products of one right-hand side, neither of which needs the other."""
+    found: dict[Any, torch.fx.Node] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.target not in _PRODUCTS or not isinstance(value, Tensor) or value.device.type != device:
+            continue
+        *bias, left, right = node.args
+        shape = left.meta["val"].shape
+        wide = any(b.meta["val"].shape[-2:-1] not in ((), (1,)) for b in bias)  # it has rows of its own
+        if wide or node.kwargs or 2 * shape.numel() > _JOINED_AT_MOST:
+            continue
+        key = (node.target, shape, value.dtype, _identity(right), _identity(bias))
+        earlier = found.setdefault(key, node)
+        if earlier is not node and not _needs(node, earlier):
+            return earlier, node
+    return None
+
+
+def _identity(node: Any) -> Any:
+    """Equal for what is the same part of the same tensor."""
+    while isinstance(node, torch.fx.Node) and node.target in _SAME:
+        node = node.args[0]
+    if isinstance(node, torch.fx.Node) and node.target in _PARTS:
+        return (node.target, *(_identity(arg) for arg in node.args))
+    if isinstance(node, (list, tuple)):
+        return tuple(_identity(x) for x in node)
+    return node
+
+
+def _needs(node: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """Is `other` among what `node` is computed from?"""
+    open_nodes, seen = [node], set()
+    while open_nodes:
+        current = open_nodes.pop()
+        if current is other:
+            return True
+        if current not in seen:
+            seen.add(current)
+            open_nodes.extend(current.all_input_nodes)
+    return False
