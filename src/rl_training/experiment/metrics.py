@@ -114,7 +114,8 @@ class MetricsLogger:
         tags = scalars if seed is None else [f"{key}/seed_{seed}" for key in scalars]
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in zip(tags, scalars.values())]
         # One event for all: add_scalar makes one for each, at several times the cost.
-        self._writer._get_file_writer().add_summary(self._summary(value=values), step, walltime=now)
+        events: Any = self._writer.file_writer
+        events.add_summary(self._summary(value=values), step, walltime=now)
 
 
 def _cut(path: Path, position: int | None) -> None:
