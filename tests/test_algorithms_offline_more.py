@@ -87,10 +87,10 @@ def test_discrete_iql_update_equals_plain_autograd() -> None:
     obs, actions, weights, rows = batch["obs"], batch["actions"], batch["weights"], torch.arange(BATCH)
     q = torch.minimum(*(head[rows, actions] for head in m["slow_critic"](obs)))
     difference = q - m["value"](obs)
-    step(m["value"], (weights * torch.where(difference > 0, 0.8, 0.2) * difference**2).mean(), rate)
     with torch.no_grad():
-        weight = torch.exp(2.0 * (q - m["value"](obs))).clamp(max=100.0)
+        weight = torch.exp(2.0 * difference).clamp(max=100.0)
         target = batch["rewards"] + batch["discounts"] * m["value"](batch["next_obs"])
+    step(m["value"], (weights * torch.where(difference > 0, 0.8, 0.2) * difference**2).mean(), rate)
     step(m["actor"], (weights * weight * F.cross_entropy(m["actor"](obs), actions, reduction="none")).mean(), rate)
     step(m["critic"], sum((weights * (head[rows, actions] - target) ** 2).mean() for head in m["critic"](obs)), rate)
     after, _ = algorithm.train_step(state, batch, KEY)

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.hyper import NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
 from rl_training.data.her import HerOptions
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
@@ -94,7 +94,7 @@ class ContinuousControl(Algorithm[C]):
         """With a delayed policy there are two kinds of update, and those of the critics alone skip the rest."""
         step: Any = self.train_step
         every = getattr(self.hp, "policy_delay", 1)
-        if every == 1 or isinstance(self.hp, OfflineHyper):
+        if every == 1:
             return super().phases()
         kinds: dict[str, Any] = {"step": partial(step, actor=True), "between": partial(step, actor=False)}
         return tuple(phase._replace(**kinds, period=every) for phase in super().phases())

@@ -96,7 +96,7 @@ class CQL(SAC):
             bonus = torch.zeros_like(bonus)
         loss, report = super().critic_loss(params, state, batch, next_action, bonus, key)
         gap = self.soft_maximum(params, state, batch, rng.fold(key, 2)).sum(0)  # of all critics: [B]
-        data = self.q_values(params, batch["obs"], batch["actions"], None).sum(0)
+        data = self.members * report.q  # the sum over the critics
         if "real" in batch:  # COMBO: down where the model goes, up on the data; each the mean of its own rows
             real = batch["real"].to(data.dtype)
             gap, data = gap * (1.0 - real) / (1.0 - real).mean(), data * real / real.mean()

@@ -1,7 +1,8 @@
 """Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions stands in for the maximum, so
 no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
 
-Order of the three updates as in the authors' code: V from the target critics, the policy and Q with the new V.
+The three losses are those of the networks before the update, as in CORL, whose scores are the reference: the advantage
+of V's loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q see the new V.)
 The value network of XQL is learned by another loss: it replaces `value_loss`. `ImplicitQ` is the update for actions of
 any kind; discrete_iql.py is the other one that uses it. `iql_online` goes on in the environment (paper, section 5.3).
 Deviations: online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
@@ -113,12 +114,12 @@ class ImplicitQ(Algorithm[Any]):
         rate = hp.learning_rate(state.progress)
         target_q = self.q(state.target["critic"], obs, actions).amin(0)  # [B]
 
-        def value_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
-            return weighted_mean(self.value_loss(target_q - nets["value"](params, obs), weights), weights), ()
+        def value_loss(params: Tensor) -> tuple[Tensor, Tensor]:
+            advantage = target_q - nets["value"](params, obs)
+            return weighted_mean(self.value_loss(advantage, weights), weights), advantage
 
-        loss_v, _, grads = value_and_grad(value_loss, state.params["value"])
+        loss_v, advantage, grads = value_and_grad(value_loss, state.params["value"])
         value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
-        advantage = target_q - nets["value"](value, obs)
         policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
@@ -127,7 +128,7 @@ class ImplicitQ(Algorithm[Any]):
         loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
         actor_rate = hp.actor_learning_rate(state.progress)
         actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
-        target = batch["rewards"] + batch["discounts"] * nets["value"](value, batch["next_obs"])
+        target = batch["rewards"] + batch["discounts"] * nets["value"](state.params["value"], batch["next_obs"])
 
         def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
             q = self.q(params, obs, actions)  # [E, B]

@@ -23,7 +23,7 @@ from rl_training.algorithms.continuous import (
 )
 from rl_training.algorithms.hyper import Hyper
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.continuous import TD3Model
+from rl_training.models.continuous import EnsembleCritic, TD3Model
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
@@ -77,10 +77,16 @@ class TD3(ContinuousControl[TD3Fields]):
 
     def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
         """What the actor lowers, per sample (Algorithm 1: the first critic alone): [B]."""
-        q: Tensor = self.nets["critic"](critic, batch["obs"], action)[0]
-        return -q
+        return -self.first_q(critic, batch["obs"], action)
 
     # --- shared --------------------------------------------------------------------------------------------------
+
+    def first_q(self, params: Tensor, obs: Obs, action: Tensor) -> Tensor:
+        """Value by the first critic: [B]. Our own ensemble does not compute the others for it."""
+        critic = self.nets["critic"]
+        only = {"members": slice(0, 1)} if isinstance(critic.module, EnsembleCritic) else {}
+        q: Tensor = critic(params, obs, action, **only)
+        return q[0]
 
     def train_step(
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None

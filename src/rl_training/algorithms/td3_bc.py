@@ -49,7 +49,7 @@ class TD3BC(TD3):
         return (obs - state.extra["obs_mean"]) / state.extra["obs_std"]
 
     def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
-        q: Tensor = self.nets["critic"](critic, batch["obs"], action)[0]
+        q = self.first_q(critic, batch["obs"], action)
         scale = self.hp.alpha / weighted_mean(q.detach().abs(), batch["weights"]).clamp(min=1e-8)  # lambda, Eq. 5
         loss: Tensor = (action - batch["actions"]).square().mean(-1) - scale * q  # Eq. 3
         return loss

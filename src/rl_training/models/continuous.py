@@ -37,7 +37,7 @@ class EnsembleNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(members, 1, features))
         self.bias = nn.Parameter(torch.zeros(members, 1, features))
 
-    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         x = nn.functional.layer_norm(x, x.shape[-1:])
         if members is None:
             return x * self.weight + self.bias
@@ -68,7 +68,9 @@ class EnsembleCritic(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.head = EnsembleScalar(members, size) if outputs == 1 else EnsembleLinear(members, size, outputs)
 
-    def forward(self, obs: Tensor, actions: Tensor, key: Tensor | None = None, members: Tensor | None = None) -> Tensor:
+    def forward(
+        self, obs: Tensor, actions: Tensor, key: Tensor | None = None, members: Tensor | slice | None = None
+    ) -> Tensor:
         x = torch.cat([self.encoder(obs), actions], -1)
         for number, layer in enumerate(self.hidden):
             x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleNorm) else layer(x)

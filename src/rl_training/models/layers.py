@@ -51,7 +51,7 @@ class Scalar(nn.Module):
 class EnsembleLinear(nn.Module):
     """E linear layers as one batched product. Input [B, D] (shared) or [E, B, D]; output [E, B, out].
 
-    `members` (int64 [M]) picks the layers that are used: then only their products are computed.
+    `members` (int64 [M], or a slice) picks the layers that are used: then only their products are computed.
     """
 
     def __init__(self, members: int, in_features: int, out_features: int) -> None:
@@ -60,7 +60,7 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, in_features, out_features).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, out_features).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         if members is None:
             return torch.matmul(x, self.weight) + self.bias
         return torch.matmul(x, self.weight[members]) + self.bias[members]
@@ -75,7 +75,7 @@ class EnsembleScalar(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, 1, in_features).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         if members is None:
             return (x * self.weight).sum(-1) + self.bias
         return (x * self.weight[members]).sum(-1) + self.bias[members]
