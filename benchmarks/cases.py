@@ -82,6 +82,9 @@ SOLVED = {
 SOLVED_RETURN = 475.0
 EVAL_EPISODES = 10
 
+# Complete runs, one after the other and as one study.
+WHOLE_STEPS, WHOLE_SEEDS = 50_000, 8
+
 # (case, contender, baseline) -> the ratio of steps per second that we aim at.
 GOALS = {
     ("dqn", "compile", "sb3"): 8.0,
@@ -96,4 +99,5 @@ GOALS = {
     ("ppo", "eager", "sb3"): 1.0,
     ("sac", "eager", "sb3"): 1.0,
     ("study", "study8", "compile"): 3.0,
+    ("whole", "study", "apart"): 3.0,
 }

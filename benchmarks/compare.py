@@ -16,11 +16,12 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from cases import GOALS, SOLVED, THROUGHPUT
+from cases import GOALS, SOLVED, THROUGHPUT, WHOLE_SEEDS, WHOLE_STEPS
 
 HERE = Path(__file__).resolve().parent
 ONE_THREAD = {
@@ -135,6 +136,47 @@ def solved(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     return {"contenders": out, "rounds": rows}
 
 
+def train_command(case: str, seeds: str, steps: int, folder: str) -> list[str]:
+    """What a user would type, with the settings of the case."""
+    c = THROUGHPUT[case]
+    values = {"execution": "compile", "num_envs": c.num_envs, "output_dir": folder}
+    values |= {f"algo_kwargs.{k}": v for k, v in {**c.kwargs, "hidden_sizes": list(c.hidden_sizes)}.items()}
+    settings = [part for k, v in values.items() for part in ("--set", f"{k}={json.dumps(v)}")]
+    start = [sys.executable, "-m", "rl_training", "train", "--algo", c.algo, "--env", c.env_id]
+    return [*start, "-n", str(steps), "--seeds", seeds, "--no-progress", *settings]
+
+
+def whole_runs(case: str, count: int) -> dict[str, Any]:
+    """Eight `rl-training train` one after the other, and one study of the same eight seeds: seconds of the complete
+    processes, from start to exit, with start-up, evaluation and checkpoint. The graphs are cached before."""
+
+    def seconds(seeds: str, steps: int) -> float:
+        core = idle_core()
+        with tempfile.TemporaryDirectory() as folder:
+            pin = None if core is None else lambda: os.sched_setaffinity(0, {core})
+            began = time.time()
+            subprocess.run(
+                train_command(case, seeds, steps, folder), check=True, capture_output=True, preexec_fn=pin,
+                env={**os.environ, **ONE_THREAD},
+            )  # fmt: skip
+            return time.time() - began
+
+    together = ",".join(map(str, range(WHOLE_SEEDS)))
+    startup = {"one": seconds("0", 500), "study": seconds(together, 500)}  # fills the cache
+    startup = {"one": seconds("0", 500), "study": seconds(together, 500)}
+    rows = []
+    for number in range(count):
+        row = {"study_s": seconds(together, WHOLE_STEPS)}
+        row["apart_s"] = sum(seconds(str(seed), WHOLE_STEPS) for seed in range(WHOLE_SEEDS))
+        say(f"  whole runs {case} round {number + 1}/{count}: { ({k: round(v, 1) for k, v in row.items()}) }")
+        rows.append(row)
+    return {
+        "steps": WHOLE_STEPS, "seeds": WHOLE_SEEDS, "rounds": rows, "startup_s": startup,
+        "ratio": middle([r["apart_s"] / r["study_s"] for r in rows]), "goal": GOALS["whole", "study", "apart"],
+        **{key: middle([r[key] for r in rows]) for key in ("study_s", "apart_s")},
+    }  # fmt: skip
+
+
 def table(results: dict[str, Any]) -> str:
     lines = ["", "steps per second (median of the rounds; ratio: median, lowest to highest within a round)"]
     for case, data in results["throughput"].items():
@@ -147,6 +189,14 @@ def table(results: dict[str, Any]) -> str:
             )
             spread = f"{r['low']:.2f} - {r['high']:.2f}, by processor time {r['cpu']:.2f}"
             lines.append(f"  {case:<6} {r['ours']} / {r['base']}: {r['median']:.2f}x ({spread}){goal}")
+    for case, w in results.get("whole", {}).items():
+        lines.append(f"{w['seeds']} complete runs of {w['steps']:,} steps, start-up included")
+        verdict = "met" if w["ratio"]["median"] >= w["goal"] else "MISSED"
+        apart, study = w["apart_s"]["median"], w["study_s"]["median"]
+        lines.append(
+            f"  {case:<6} one after the other {apart:.0f} s, as one study {study:.0f} s:"
+            f" {w['ratio']['median']:.2f}x  goal {w['goal']:g}: {verdict}"
+        )
     if results["solved"]:
         lines.append("seconds from process start to an evaluation of 475 (median; environment steps)")
     for case, data in results["solved"].items():
@@ -162,12 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter windows, no DQN time to solved")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument("--only", default="", help=f"comma-separated: {', '.join(THROUGHPUT)}, study, solved")
+    parser.add_argument("--only", default="", help=f"comma-separated: {', '.join(THROUGHPUT)}, study, whole, solved")
     parser.add_argument("--sbx-python", default="", help="interpreter that can import sbx, if this one cannot")
     parser.add_argument("--rounds", type=int, default=0)
     args = parser.parse_args()
-    wanted = set(filter(None, args.only.split(","))) or {*THROUGHPUT, "study", "solved"}
-    if unknown := wanted - {*THROUGHPUT, "study", "solved"}:
+    parts = {*THROUGHPUT, "study", "whole", "solved"}
+    wanted = set(filter(None, args.only.split(","))) or parts
+    if unknown := wanted - parts:
         parser.error(f"--only: unknown {', '.join(sorted(unknown))}")
     count, seconds = (args.rounds or 3, 4.0) if args.quick else (args.rounds or 5, 10.0)
     began = time.time()
@@ -183,7 +234,7 @@ def main() -> None:
     else:
         say("SBX is skipped: it is not importable; --sbx-python takes another interpreter")
 
-    results: dict[str, Any] = {"throughput": {}, "solved": {}}
+    results: dict[str, Any] = {"throughput": {}, "whole": {}, "solved": {}}
     for case in THROUGHPUT:
         if case in wanted:
             rows = rounds("throughput", case, pythons, count, seconds)
@@ -192,12 +243,14 @@ def main() -> None:
         study = {"study8": sys.executable, "compile": sys.executable}
         rows = rounds("throughput", "dqn", study, count, seconds)
         results["throughput"]["study"] = throughput("study", rows, list(study))
+    if "whole" in wanted:
+        results["whole"]["dqn"] = whole_runs("dqn", 1 if args.quick else 2)
     if "solved" in wanted:
         for case in SOLVED:
             if args.quick and case == "dqn":
                 continue
             names = {"auto": sys.executable, **{k: v for k, v in pythons.items() if k != "eager"}}
-            rows = rounds("solved", case, names, 1 if args.quick else 3, seconds)
+            rows = rounds("solved", case, names, 1 if args.quick else min(3, count), seconds)
             results["solved"][case] = solved(rows, list(names))
     results["machine"] = {
         "processor": processor(), "python": platform.python_version(), "versions": versions(pythons),

@@ -55,6 +55,15 @@ def compare_page(data: dict[str, Any]) -> list[str]:
             spread = f"{r['low']:.2f} - {r['high']:.2f}"
             pair = f"{NAMES[r['ours']]} / {NAMES[r['base']]}"
             lines.append(row(pair, f"{r['median']:.2f}x", spread, f"{r['cpu']:.2f}x", goal, verdict))
+    for w in data.get("whole", {}).values():
+        lines += ["", f"### DQN, CartPole-v1: {w['seeds']} complete runs of {w['steps']:,} steps", ""]
+        lines += ["From the start of `rl-training train` to its exit, graphs cached by an earlier run.", ""]
+        lines += [row("", "seconds", "of a run of 500 steps"), row("---", "---:", "---:")]
+        lines.append(row("one after the other", f"{w['apart_s']['median']:.0f}", f"{w['startup_s']['one']:.1f} each"))
+        lines.append(row("as one study", f"{w['study_s']['median']:.0f}", f"{w['startup_s']['study']:.1f}"))
+        verdict = "met" if w["ratio"]["median"] >= w["goal"] else "missed"
+        spread = f"{w['ratio']['low']:.2f} - {w['ratio']['high']:.2f}"
+        lines += ["", f"The study is {w['ratio']['median']:.2f}x as fast ({spread}; goal {w['goal']:g}x: {verdict})."]
     for case, result in data["solved"].items():
         lines += ["", f"### {case.upper()}, CartPole-v1: time to a mean return of 475 over 10 episodes", ""]
         lines += ["From the start of the process, imports and compiling included; same settings for all.", ""]

@@ -12,7 +12,7 @@ from rl_training import MBPO, load, make_config
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--total-timesteps", type=int, default=2_500)
+    parser.add_argument("--total-timesteps", type=int, default=1_500)
     parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()

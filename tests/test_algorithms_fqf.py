@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +168,24 @@ def test_value_update_equals_plain_autograd(double: bool) -> None:
     gradient = algorithm.nets["q"].named(state.params["q"] - new.params["q"])
     for name, parameter in online.q.named_parameters():
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_uneven_fractions_do_not_bend_the_values() -> None:
+    """One state, rewards of -0.5 or 1.5, discount 0.8: the value is 0.5 / 0.2. Most fractions lie in the lower half;
+    with targets that count alike it came out as -0.45."""
+    torch.manual_seed(0)
+    network = MLPFQFNetwork(1, 1, (16,), num_quantiles=8, num_cosines=8, num_knots=0)
+    with torch.no_grad():
+        network.fraction.linear.weight.zero_()
+        network.fraction.linear.bias.copy_(torch.linspace(-1.5, 1.5, 8))
+    options: dict[str, Any] = {"tau": 0.1, "target_update_interval": 1, "fraction_learning_rate": 0.0}
+    algorithm = FQF(q_network=network, learning_rate=1e-2, **options)
+    batch = {
+        "obs": torch.ones(32, 1), "next_obs": torch.ones(32, 1), "actions": torch.zeros(32, dtype=torch.int64),
+        "rewards": torch.tensor([-0.5, 1.5]).repeat(16), "discounts": torch.full((32,), 0.8), "weights": torch.ones(32),
+    }  # fmt: skip
+    values = [algorithm.update(batch).metrics["q_value_mean"] for _ in range(300)]
+    assert float(values[-1]) == pytest.approx(2.5, abs=0.25)
 
 
 def test_the_two_optimisers_do_not_touch_each_other() -> None:

@@ -29,7 +29,7 @@ ARGUMENTS = {  # enough steps that learning has begun
     "iqn_cartpole_reference.py": ["--total-timesteps", "1290"],
     "fqf_cartpole_reference.py": ["--total-timesteps", "1290"],
     "naf_pendulum_reference.py": ["--total-timesteps", "530"],
-    "mbpo_pendulum_reference.py": ["--total-timesteps", "405"],
+    "mbpo_pendulum_reference.py": ["--total-timesteps", "205"],
     "mopo_pendulum_reference.py": ["--total-timesteps", "20"],
     "d4pg_pendulum_reference.py": ["--total-timesteps", "530"],
     "td3_pendulum_reference.py": ["--total-timesteps", "10030"],

@@ -9,7 +9,7 @@ import torch
 
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.rssm import SIZES, BlockLinear, Latents, Sizes, WorldModel, head
+from rl_training.models.rssm import SIZES, BlockLinear, Doubling, Latents, Sizes, WorldModel, head
 from rl_training.ops.tree import tree_map
 
 T, B, A = 7, 3, 2
@@ -125,6 +125,34 @@ def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
     assert 0.0 <= float(decoded.min()) <= float(decoded.max()) <= 255.0
     errors = ((decoded - images.float()) / 255.0).square().flatten(-3).sum(-1)
     torch.testing.assert_close(model.reconstruction(images, seen.latents), errors)
+
+
+def test_doubling_is_a_convolution_of_the_image_with_every_pixel_twice() -> None:
+    torch.manual_seed(0)
+    layer, x = Doubling(3, 4), torch.randn(2, 3, 5, 7)
+    layer.conv.bias.data.normal_()  # type: ignore[union-attr]
+    twice = x.repeat_interleave(2, -1).repeat_interleave(2, -2)
+    torch.testing.assert_close(layer(x), layer.conv(twice), rtol=1e-5, atol=1e-5)
+    seeds = torch.stack([layer.conv.weight, 2.0 * layer.conv.weight])
+    bias = torch.stack([layer.conv.bias, layer.conv.bias])  # type: ignore[list-item]
+
+    def call(weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        return torch.func.functional_call(layer, {"conv.weight": weight, "conv.bias": bias}, (x,))
+
+    both = torch.vmap(call)(seeds, bias)
+    torch.testing.assert_close(both[0], layer(x))
+    torch.testing.assert_close(both[1], call(seeds[1], bias[1]))
+
+
+def test_a_few_pixels_are_what_an_untrained_encoder_sees_of_a_black_image() -> None:
+    """The background must not drown what differs between images: choices would not carry it for hundreds of updates."""
+    model = world(ArraySpec((3, 14, 14), "uint8"), SIZES["200k"])
+    images = torch.zeros(8, 1, 3, 14, 14, dtype=torch.uint8)
+    for i in range(1, 8):
+        images[i, 0, 0, :4, 2 * i - 2 : 2 * i] = 255
+    seen = model.inputs(images, torch.zeros(8, 1, A), torch.ones(8, 1)).seen[:, 0]
+    assert not seen[0].any()
+    assert float(seen[1:].std(0).mean()) > 0.5 * float(seen[1:].square().mean().sqrt())
 
 
 def test_images_and_vectors_together() -> None:

@@ -106,14 +106,25 @@ def _plain(x: Tensor) -> bool:
     )
 
 
+def fold_int(key: int, data: int) -> int:
+    """`fold` on Python integers."""
+    mixed = _mix_int(((data + 1) * 0x9E3779B97F4A7C15) & _MASK)
+    return _signed(_mix_int((key & _MASK) ^ mixed))
+
+
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key from a key and a number (a step counter, a stream): the stateless form of splitting."""
     if _plain(key) and (isinstance(data, int) or _plain(data)):
-        mixed = _mix_int(((int(data) + 1) * 0x9E3779B97F4A7C15) & _MASK)
-        return torch.tensor(_signed(_mix_int((int(key) & _MASK) ^ mixed)))
+        return torch.tensor(fold_int(int(key), int(data)))
     if isinstance(data, int):  # mixed on the host: fewer operations, the same bits
         return _mix(key ^ _signed(_mix_int(((data + 1) * 0x9E3779B97F4A7C15) & _MASK)))
     return _mix(key ^ _mix((data + 1) * torch.full_like(key, _GOLDEN)))
+
+
+def _bits_int(key: int, count: int) -> np.ndarray:
+    """`bits` of a Python integer."""
+    x = (np.arange(count, dtype=np.uint64) ^ np.uint64(key & _MASK)) * _UNSIGNED[0]
+    return _mix_array(x).view(np.int64)
 
 
 def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -123,8 +134,7 @@ def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     overflows when it is reshaped.
     """
     if _plain(key):
-        x = (np.arange(math.prod(shape), dtype=np.uint64) ^ np.uint64(int(key) & _MASK)) * _UNSIGNED[0]
-        return torch.from_numpy(_mix_array(x).view(np.int64)).reshape(shape)
+        return torch.from_numpy(_bits_int(int(key), math.prod(shape))).reshape(shape)
     counter = torch.arange(math.prod(shape), device=key.device)
     return _mix((key ^ counter) * _GOLDEN).reshape(shape)
 
@@ -153,9 +163,14 @@ def randint(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:
     return (_shift_right(bits(key, shape), 32) * high) >> 32
 
 
+def permutation_int(key: int, n: int) -> np.ndarray:
+    """`permutation` of a Python integer. NumPy sorts a thousand numbers several times faster than torch, and no two of
+    them are equal."""
+    return np.argsort(_bits_int(key, n))
+
+
 def permutation(key: Tensor, n: int) -> Tensor:
     """A random order of range(n)."""
-    numbers = bits(key, (n,))
-    if _plain(key):  # NumPy sorts a thousand numbers several times faster, and no two of them are equal
-        return torch.from_numpy(np.argsort(numbers.numpy()))
-    return torch.argsort(numbers)
+    if _plain(key):
+        return torch.from_numpy(permutation_int(int(key), n))
+    return torch.argsort(bits(key, (n,)))

@@ -6,8 +6,10 @@ On the CPU:
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
   times slower where a row is narrower than their registers.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
+- Small products are code of the graph itself (products.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, and that of sampled rows in every gather.
+- Intermediate results are kept from call to call (intermediates.py).
 
 On a GPU:
 - Products of different inputs with the same weights become one product of all their rows: a policy that is asked about
@@ -50,7 +52,13 @@ _TANH_EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 
 
 class CpuRewrites(CustomGraphPass):
-    """The pass that inductor calls; `uuid` makes cached graphs depend on this file."""
+    """The pass that inductor calls; `uuid` makes cached graphs depend on these files."""
+
+    def __init__(self) -> None:
+        from rl_training.runtime import intermediates, products  # need a newer torch than graphs for a GPU do
+
+        intermediates.keep(CpuRewrites)
+        self.files = (__file__, intermediates.__file__, products.__file__, str(products.SOURCE))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         rules = {aten.tanh.default: _tanh, aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _mm}
@@ -72,7 +80,7 @@ class CpuRewrites(CustomGraphPass):
             node.replace_all_uses_with(new, delete_user_cb=partial(operator.is_not, new))
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files(self.files, f"one thread: {torch.get_num_threads() == 1}")
 
 
 class GpuRewrites(CustomGraphPass):
@@ -117,13 +125,22 @@ def _addmm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
-    """a b as (b^T a^T)^T where that is the faster one; a single column has a kernel of its own."""
-    rows, columns = node.meta["val"].shape[-2:]
-    if not (1 < columns < 32 and rows >= max(32, 2 * columns)):
-        return None
+    """a b as (b^T a^T)^T where that is the faster one; for a single column the library has a kernel of its own."""
+    (rows, columns), (left, right) = node.meta["val"].shape[-2:], node.args
+    if not (columns < 32 and rows >= max(32, 2 * columns)):
+        return _product(call, left, right)
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
-    left, right = (call(aten.permute.default, arg, order) for arg in node.args)
-    return call(aten.permute.default, call(node.target, right, left), order)
+    left, right = (call(aten.permute.default, arg, order) for arg in (left, right))
+    product = _product(call, right, left)
+    if product is None and columns > 1:
+        product = call(node.target, right, left)
+    return product and call(aten.permute.default, product, order)
+
+
+def _product(call: _Calls, left: Any, right: Any) -> torch.fx.Node | None:
+    from rl_training.runtime.products import product, suits
+
+    return call(product, left, right) if suits(left.meta["val"], right.meta["val"]) else None
 
 
 _MANY = 1_024  # elements that read a number, for it to be worth storing

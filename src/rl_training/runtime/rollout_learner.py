@@ -60,11 +60,18 @@ class RolloutLearner(Learner):
         # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
         return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
-    def shuffle_fn(self, tree: dict[str, Any], rows: int) -> Tensor:
-        def one(step: Tensor, key: Tensor) -> Tensor:
-            return rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows)
-
-        return self.per_seed(one)(tree["train"].step, tree["keys"])  # type: ignore[no-any-return]
+    @torch.no_grad()
+    def _shuffle(self, scratch: dict[str, Any]) -> None:
+        """A new order of the rows, for each seed."""
+        order: Tensor = scratch["order"]
+        scratch["offset"].zero_()
+        keys, steps, rows = self.tree["keys"], self.train.step, order.shape[1]
+        if self.device.type == "cpu":  # on the host: the same order, without a dozen operations on single numbers
+            for place, key, step in zip(order.numpy(), keys.tolist(), steps.tolist()):
+                place[:] = rng.permutation_int(rng.fold_int(rng.fold_int(key, SHUFFLE), step), rows)
+            return
+        shuffle = self.per_seed(lambda step, key: rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows))
+        order.copy_(shuffle(steps, keys))
 
     def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
         """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
@@ -160,9 +167,7 @@ class RolloutLearner(Learner):
         if phase.source == "prior":
             return self._steps[phase.name](self.tree, scratch), 1
         if phase.batch_size:
-            with torch.no_grad():
-                scratch["order"].copy_(self.shuffle_fn(self.tree, rows))
-                scratch["offset"].zero_()
+            self._shuffle(scratch)
         metrics: dict[str, Tensor] = {}
         count = rows // phase.batch_size if phase.batch_size else 1
         for _ in range(count):
