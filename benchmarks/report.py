@@ -98,7 +98,8 @@ def updates_page(data: dict[str, Any]) -> list[str]:
 
 
 def offline_page(data: dict[str, Any]) -> list[str]:
-    lines = ["", "## Offline updates", "", "17 observations, 6 actions, 256 x 256, batch 256; sampling included."]
+    title = "## Offline updates" + (" next to d3rlpy" if "cpu" in data else "")
+    lines = ["", title, "", "17 observations, 6 actions, 256 x 256, batch 256; sampling included."]
     if "cpu" in data:
         lines += ["", row("algorithm", "mode", "against d3rlpy", "range", "by processor time", "goal")]
         lines.append(row("---", "---", "---:", "---", "---:", "---:"))
