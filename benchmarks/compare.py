@@ -250,7 +250,7 @@ def main() -> None:
             if args.quick and case == "dqn":
                 continue
             names = {"auto": sys.executable, **{k: v for k, v in pythons.items() if k != "eager"}}
-            rows = rounds("solved", case, names, 1 if args.quick else 3, seconds)
+            rows = rounds("solved", case, names, 1 if args.quick else min(3, count), seconds)
             results["solved"][case] = solved(rows, list(names))
     results["machine"] = {
         "processor": processor(), "python": platform.python_version(), "versions": versions(pythons),

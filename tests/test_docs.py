@@ -222,6 +222,6 @@ def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_constants_of_the_automatic_choice() -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
-    for name in ("MIN_UPDATES_CUDA", "MIN_UPDATES_CPU", "MIN_UPDATES_STUDY"):
+    for name in ("MIN_UPDATES_CUDA", "MIN_UPDATES_CPU", "MIN_UPDATES_STUDY", "MIN_UPDATES_UNROLLED"):
         assert name in text
         assert f"{getattr(executor, name):,}".replace(",", " ") in text

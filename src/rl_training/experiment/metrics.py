@@ -37,6 +37,7 @@ class MetricsLogger:
         self._path, self._trackers = Path(run_dir) / FILE, trackers
         self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
+        self._summary: Any = None
         self._purge_step: int | None = None
         try:
             if self._path.exists():
@@ -101,6 +102,7 @@ class MetricsLogger:
     def _to_tensorboard(self, step: int, scalars: Mapping[str, float], seed: int | None, now: float) -> None:
         if self._writer is None:
             try:
+                from tensorboard.compat.proto.summary_pb2 import Summary
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 warnings.warn("tensorboard is not installed: metrics go to metrics.jsonl only.", stacklevel=3)
@@ -108,9 +110,12 @@ class MetricsLogger:
                 return
             directory = str(self._path.with_name("tensorboard"))
             self._writer = SummaryWriter(directory, purge_step=self._purge_step)
-        for key, value in scalars.items():
-            tag = key if seed is None else f"{key}/seed_{seed}"
-            self._writer.add_scalar(tag, value, step, walltime=now)
+            self._summary = Summary
+        tags = scalars if seed is None else [f"{key}/seed_{seed}" for key in scalars]
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in zip(tags, scalars.values())]
+        # One event for all: add_scalar makes one for each, at several times the cost.
+        events: Any = self._writer.file_writer
+        events.add_summary(self._summary(value=values), step, walltime=now)
 
 
 def _cut(path: Path, position: int | None) -> None:

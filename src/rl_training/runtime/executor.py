@@ -33,9 +33,9 @@ from rl_training.runtime.recorder import Recorded
 
 Mode = Literal["eager", "compile", "cudagraph"]
 
-# Break-even points: compiling costs 10 to 40 s cold and saves 0.5 to 1 ms an update on the CPU, 5 ms and more on CUDA.
+# Break-even points: compiling costs 10 to 40 s cold and saves 1 to 1.6 ms an update on the CPU, 5 ms and more on CUDA.
 # A study runs through vmap, whose eager overhead is several times larger, so it pays much sooner.
-MIN_UPDATES_CPU = 25_000
+MIN_UPDATES_CPU = 15_000
 MIN_UPDATES_STUDY = 4_000
 MIN_UPDATES_CUDA = 5_000
 MIN_UPDATES_UNROLLED = 40_000  # on the CPU, with a recurrent loop in the graph: 150 s to compile, 4 ms saved an update

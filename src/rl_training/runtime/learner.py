@@ -84,6 +84,7 @@ class Learner:
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
         self._chosen = self.tree["actions"].flatten(0, 1)
+        self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
         self._copied: torch.cuda.Event | None = None
         self._interact = executor.wrap(self.interact_fn, self.small_state)
@@ -232,6 +233,8 @@ class Learner:
 
     def chosen_actions(self) -> np.ndarray:
         """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
+        if self._chosen_array is not None:
+            return self._chosen_array
         array: np.ndarray = self._chosen.cpu().numpy()
         return array
 

@@ -62,7 +62,10 @@ inline void dots(const float* a, const float* b, float* c) {
       Vec sum(0.0f);
       long k = 0;
       for (; k + W <= K; k += W) sum = at::vec::fmadd(Vec::loadu(a + m * a0 + k), Vec::loadu(b + n * b1 + k), sum);
-      float total = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum);
+      alignas(64) float parts[W];
+      sum.store(parts);
+      float total = 0.0f;
+      for (long i = 0; i < W; i++) total += parts[i];
       for (; k < K; k++) total += a[m * a0 + k] * b[n * b1 + k];
       c[m * c0 + n] = total;
     }

@@ -1,0 +1,71 @@
+"""Products as code of the graph (products.h), and intermediate results that stay where they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_training.runtime.executor import CPU_GRAPHS_SINCE, compiled, torch_version
+
+pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
+
+CPU = torch.device("cpu")
+PRODUCTS = [  # rows, terms, columns, is the left one transposed, the right one: whole blocks, and rests of each
+    (12, 16, 32, False, False), (7, 130, 17, False, True), (13, 5, 40, True, False), (2, 19, 9, False, True),
+    (1, 8, 24, False, False), (64, 3, 5, True, True), (5, 1, 10, False, True), (33, 12, 1, False, False),
+]  # fmt: skip
+
+
+def matrix(rows: int, columns: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Inside a larger one, so that it has an offset."""
+    size = (columns, rows) if flip else (rows, columns)
+    inner = torch.randn(size[0] + 1, *size[1:], generator=generator)[1:]
+    return inner.mT if flip else inner
+
+
+def hidden_layers(x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Results that are a buffer, a view of one, made in one, or in the memory of another."""
+    hidden = torch.relu(x @ weights)
+    joined = torch.cat([hidden, 2.0 * hidden])
+    return {
+        "buffer": hidden @ weights,
+        "view": (hidden.softmax(-1) @ weights)[2:].mT,
+        "part": joined[3:],
+        "reused": torch.tanh((hidden - 1.0) @ weights),
+        "sum": joined.sum(0),
+    }
+
+
+def test_products_of_every_size_and_layout_and_results_that_the_caller_may_keep() -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        (matrix(rows, terms, left, generator), matrix(terms, columns, right, generator))
+        for rows, terms, columns, left, right in PRODUCTS
+    ]
+    shared = torch.randn(7, 12, generator=generator).expand(3, 7, 12)  # the same matrix for every member
+    given.append((shared, torch.randn(3, 18, 12, generator=generator).mT))
+    weights = torch.randn(16, 16, generator=generator)
+    inputs = [torch.randn(8, 16, generator=generator) for _ in range(3)]
+
+    def fn(given: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        return [left @ right for left, right in given], hidden_layers(x, weights)
+
+    graph = torch.no_grad()(compiled(fn, CPU))
+    results = [graph(given, x) for x in inputs]  # no call may write to the results of the one before
+    for x, (products, layers) in zip(inputs, results, strict=True):
+        for got, (left, right) in zip(products, given, strict=True):
+            torch.testing.assert_close(got.double(), left.double() @ right.double(), atol=2e-5, rtol=1e-5)
+        for name, value in hidden_layers(x, weights).items():
+            torch.testing.assert_close(layers[name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_intermediate_results_are_allocated_once() -> None:
+    from rl_training.runtime.intermediates import _kept
+
+    made = "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, a, b, f32, cpu, 0, &buf7_handle));"
+    code = _kept(made, "buf7")
+    assert made.replace("_handle", "_kept") in code
+    assert "static thread_local AtenTensorHandle buf7_kept" in code
+    assert code.endswith("aoti_torch_new_tensor_handle(buf7_kept, &buf7_handle));")
+    assert _kept("buf7.reset();", "buf7") == "buf7.reset();"
