@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
+from rl_training.runtime import executor
 from rl_training.runtime.executor import Executor, choose_mode, compiler_available
 
 
@@ -58,3 +59,14 @@ def test_auto_captures_early_where_only_steps_are_compiled() -> None:
     assert choose_mode("auto", cuda, 1_000, 1).mode == "eager"
     assert choose_mode("auto", cuda, 1_000, 1, whole=False).mode == "cudagraph"
     assert choose_mode("auto", cuda, 100, 1, whole=False).mode == "eager"
+
+
+def test_a_torch_that_moved_its_inside_compiles_without_the_rewrites(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def moved(self: object) -> None:
+        raise ImportError("cannot import name 'CppWrapperCpu'")
+
+    monkeypatch.setattr("rl_training.runtime.rewrites.CpuRewrites.__init__", moved)
+    assert executor._cpu_rewrites() == {}
+    assert "newer than this library knows (cannot import name 'CppWrapperCpu')" in caplog.text

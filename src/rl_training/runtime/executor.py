@@ -15,6 +15,7 @@ for five seeds with 100 000 rows each; tried with 2.11), and some cannot be buil
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 import shutil
@@ -43,6 +44,7 @@ MIN_UPDATES_STEPS = 300  # on CUDA, where only the steps of loops are compiled: 
 CPU_GRAPHS_SINCE = (2, 13)
 
 _numbers = itertools.count()
+log = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
@@ -108,15 +110,25 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
     if device.type == "cpu":
         options |= {"cpp_wrapper": True, "size_asserts": False}  # the tensors are static: their sizes cannot change
         if torch_version() >= CPU_GRAPHS_SINCE:  # 2.11 makes C++ of the transposed products that does not build
-            from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
-
-            options["post_grad_custom_post_pass"] = CpuRewrites()
-            options["cpp.enable_floating_point_contract_flag"] = "fast"  # x * y + z as one instruction
+            options |= _cpu_rewrites()
     else:
         from rl_training.runtime.rewrites import GpuRewrites
 
         options["post_grad_custom_post_pass"] = GpuRewrites()
     return _explained(torch.compile(fn, fullgraph=True, dynamic=False, options=options), fn.__name__)
+
+
+def _cpu_rewrites() -> dict[str, Any]:
+    """What makes small graphs fast on the CPU. It reaches into inductor, where names may move in a later version."""
+    try:
+        from rl_training.runtime.rewrites import CpuRewrites  # slow to import: not in eager runs
+
+        rewrites = CpuRewrites()
+    except (ImportError, AttributeError) as error:
+        log.warning("graphs are slower: torch %s is newer than this library knows (%s)", torch.__version__, error)
+        return {}
+    contract = {"cpp.enable_floating_point_contract_flag": "fast"}  # x * y + z as one instruction
+    return {"post_grad_custom_post_pass": rewrites, **contract}
 
 
 def with_compiled_steps(fn: Callable[..., Any]) -> Callable[..., Any]:
