@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -88,3 +89,15 @@ def test_cross_entropy_value_and_gradient() -> None:
     assert categorical.cross_entropy(logits, target).item() == pytest.approx(expected, rel=1e-6)
     gradient = torch.func.grad(lambda x: categorical.cross_entropy(x, target).sum())(logits)
     torch.testing.assert_close(gradient, torch.tensor([[0.1, -0.3, 0.2]]))  # softmax - target
+
+
+def test_log_probabilities_and_probabilities_share_an_exponential() -> None:
+    logits = torch.tensor([[0.3, -2.0, 1.5], [200.0, -200.0, 199.0], [-1e4, -1e4, -1e4]])
+    weights = torch.tensor([[0.5, -1.0, 2.0]])
+
+    def pulled(fn: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        return torch.func.grad(lambda x: sum((weights * y).sum() for y in fn(x)))(logits)
+
+    for ours, theirs in zip(categorical.normalised(logits), (logits.log_softmax(-1), logits.softmax(-1))):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(pulled(categorical.normalised), pulled(lambda x: (x.log_softmax(-1), x.softmax(-1))))

@@ -11,6 +11,7 @@ from helpers import batch_for, make_algorithm
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl_training.algorithms.target_rules import take
 from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_map
@@ -54,7 +55,9 @@ def test_compiled_tanh_layer_has_the_slopes_of_tanh() -> None:
     torch.testing.assert_close(second.double(), -2.0 * exact * (1.0 - exact**2), atol=4e-6, rtol=0.0)
 
 
-@pytest.mark.parametrize("shape", [(64, 256, 4), (256, 64, 2), (256, 256, 23), (256, 64, 1), (8, 64, 2), (2, 256, 64)])
+@pytest.mark.parametrize(
+    "shape", [(64, 256, 4), (256, 64, 2), (256, 256, 23), (256, 64, 1), (8, 64, 2), (2, 256, 64), (128, 64, 102)]
+)
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
 def test_products_keep_their_value(shape: tuple[int, int, int], transposed: tuple[bool, bool]) -> None:
     rows, inner, columns = shape
@@ -71,7 +74,7 @@ def test_products_keep_their_value(shape: tuple[int, int, int], transposed: tupl
         (torch.addmm, (bias, left[0], right[0])),
     ):
         graph, found = rewritten(fn, *inputs)
-        assert ("aten.permute.default" in found) == (columns in (1, 2, 4, 23) and rows > 8)
+        assert ("aten.permute.default" in found) == (columns in (1, 2, 4, 23, 102) and rows > 8)
         assert "aten.addmm.default" not in found
         torch.testing.assert_close(graph(*inputs), fn(*inputs), atol=1e-4, rtol=1e-5)
 
@@ -115,6 +118,24 @@ def test_rows_of_a_sample_are_drawn_once_and_compiled_adam_is_adam() -> None:
     fast, plain = compiled(step, CPU)(key, data, state, params), step(key, data, state, params)
     assert torch.equal(fast[0], plain[0])
     torch.testing.assert_close(fast[1:], plain[1:], atol=1e-6, rtol=1e-6)
+
+
+def test_the_choice_of_an_action_is_made_once_and_its_mask_where_it_is_read() -> None:
+    values, kept, rows = torch.randn(64, 2, 51), torch.randint(2, (500,)).float(), torch.randint(500, (64,))
+
+    def chosen(values: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
+        return take(values, kept[rows])  # [64, 51]
+
+    def spread(values: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
+        weights = torch.arange(51.0).outer(torch.arange(51.0)).cos()
+        return (chosen(values, kept, rows).unsqueeze(-1) * weights).sum(-2)
+
+    graph, _ = rewritten(chosen, values, kept, rows)
+    stored = graph.graph.find_nodes(op="call_function", target=torch.ops.rl_training.stored.default)
+    assert [tuple(node.meta["val"].shape) for node in stored] == [(64,)]  # the actions, not 64 x 2 masks
+    assert rewritten(spread, values, kept, rows)[1]["rl_training.stored.default"] == 2  # and what they choose
+    torch.testing.assert_close(compiled(spread, CPU)(values, kept, rows), spread(values, kept, rows))
+    assert torch.equal(graph(values, kept, rows), values[torch.arange(64), kept[rows].long()])
 
 
 def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:

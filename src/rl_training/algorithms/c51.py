@@ -15,7 +15,7 @@ from rl_training.algorithms.base import Batch, Obs
 from rl_training.algorithms.dqn import DQN, TD, DQNHyper, Params
 from rl_training.algorithms.target_rules import take, under
 from rl_training.models.value import C51QNetwork
-from rl_training.ops.categorical import cross_entropy, project, support
+from rl_training.ops.categorical import normalised, project, support
 
 
 class C51Hyper(DQNHyper):
@@ -45,10 +45,7 @@ class C51DQN(DQN):
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Probabilities [B, A, N] and their means."""
-        logits = self.nets["q"](params["q"], obs, self.noise(key))
-        mass = (logits - logits.amax(-1, keepdim=True)).exp()
-        # The softmax with a product in place of a division: the projection would repeat it for every pair of atoms.
-        probs = mass * mass.sum(-1, keepdim=True).reciprocal()
+        probs = normalised(self.nets["q"](params["q"], obs, self.noise(key)))[1]
         return probs, (probs * self.atoms()).sum(-1)
 
     def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
@@ -57,9 +54,10 @@ class C51DQN(DQN):
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         logits = take(self.nets["q"](params["q"], batch["obs"], self.noise(key)), batch["actions"])  # [B, N]
-        loss = cross_entropy(logits, target)
-        divergence = loss + torch.special.xlogy(target, target).sum(-1)  # cross entropy minus entropy
+        log_probs, probs = normalised(logits)
+        loss = -(target * log_probs).sum(-1)  # cross entropy
+        divergence = loss + torch.special.xlogy(target, target).sum(-1)  # minus the entropy of the target
         atoms = self.atoms()
-        q = (logits.softmax(-1) * atoms).sum(-1)
+        q = (probs * atoms).sum(-1)
         # The projection clips, so the expectation is that of the projected distribution.
         return TD(loss, q, (target * atoms).sum(-1), divergence.clamp(min=0.0), {})

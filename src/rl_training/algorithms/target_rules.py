@@ -76,7 +76,10 @@ def take(values: Tensor, actions: Tensor) -> Tensor:
     """Values of the given actions: [B, A], [B] -> [B], or [B, A, Z], [B] -> [B, Z]."""
     if values.ndim == 2:
         return values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    chosen = actions.unsqueeze(-1) == torch.arange(values.shape[1], device=values.device)
+    # Compared as floats, of the width of the values: a CPU then selects several at a time.
+    chosen = actions.to(values.dtype).unsqueeze(-1) == torch.arange(
+        values.shape[1], device=values.device, dtype=values.dtype
+    )
     return torch.where(chosen.unsqueeze(-1), values, 0.0).sum(1)  # no gather: the gradient of one is a scatter
 
 

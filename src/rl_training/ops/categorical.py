@@ -18,15 +18,24 @@ def project(next_probs: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tenso
     shifted atom meets the support exactly (the published floor/ceil form loses it there). Shifted atoms are clamped to
     the support; a discount of 0 puts all mass at r.
     """
-    n = atoms.shape[-1]
-    v_min, v_max = atoms[..., :1], atoms[..., -1:]
-    shifted = rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * atoms  # [..., N]
-    position = ((shifted - v_min) * ((n - 1) / (v_max - v_min))).clamp(0.0, n - 1.0)  # b_j, in units of atoms
-    index = torch.arange(n, device=atoms.device, dtype=atoms.dtype)
-    share = (1.0 - (position.unsqueeze(-1) - index).abs()).clamp(min=0.0)  # [..., N from, N to]
-    return (next_probs.unsqueeze(-1) * share).sum(-2)  # no matrix product: it may be rounded (TF32), and is not fused
+    n = len(atoms)
+    first = (n, *[1] * rewards.ndim)  # atoms lead, rows of the batch are neighbours in memory: whole vectors, no tails
+    shifted = rewards + discounts * atoms.view(first)  # [N, ...]
+    position = ((shifted - atoms[0]) * ((n - 1) / (atoms[-1] - atoms[0]))).clamp(0.0, n - 1.0)  # b_j, in units of atoms
+    index = torch.arange(n, device=atoms.device, dtype=atoms.dtype).view(first).unsqueeze(1)
+    share = torch.relu(1.0 - (position - index).abs())  # [N to, N from, ...]
+    # No matrix product: it may be rounded (TF32), and is not fused.
+    return (next_probs.movedim(-1, 0) * share).sum(1).movedim(0, -1)
+
+
+def normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, probabilities), `[..., N]` each, with one exponential for both and for their gradients."""
+    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    mass = shifted.exp()
+    total = mass.sum(-1, keepdim=True)
+    return shifted - total.log(), mass * total.reciprocal()
 
 
 def cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:
     """-sum_i m_i log p_i per sample, `[..., N]` -> `[...]` (C51, the loss of Algorithm 1)."""
-    return -(target_probs * logits.log_softmax(-1)).sum(-1)
+    return -(target_probs * normalised(logits)[0]).sum(-1)

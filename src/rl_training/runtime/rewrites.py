@@ -4,11 +4,13 @@ On the CPU:
 - tanh becomes a rational function: the vectorised library call costs as much as the matrix products of a small policy
   network. Its derivative, 1 - tanh^2, reads the result as before.
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
-  times slower where a row is narrower than their registers.
+  times slower where a row is narrower than their registers. So is a small one whose rows, but not whose columns, fill
+  registers evenly (the 51 atoms of two actions): what reads it then works on rows of the batch, without remainders.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
 - Small products are code of the graph itself (products.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
-  a remainder) for every few elements that it meets, and that of sampled rows in every gather.
+  a remainder) for every few elements that it meets, that of sampled rows in every gather, and a gather (the actions of
+  a batch) or a choice among a few actions for every atom.
 - Intermediate results are kept from call to call (intermediates.py).
 
 On a GPU:
@@ -25,9 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import ir
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.lowering import register_lowering
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._inductor.virtualized import V
 
 aten = torch.ops.aten
 
@@ -39,9 +43,19 @@ _stored = torch.ops.rl_training.stored.default
 
 @register_lowering(_stored, type_promotion_kind=None)
 def _store(x: Any) -> Any:
-    """The same values, in memory of their own."""
+    """The same values, in memory of their own, in the order in which they are computed."""
     x.realize()
+    _settle(x.data.data)
     return x
+
+
+def _settle(buffer: Any) -> None:
+    """Give a buffer, and before it those that it is computed from, the layout that suits what they read. Inductor
+    would do so later, unless somebody takes a view of it before: then its rows become contiguous, whatever it reads."""
+    if isinstance(buffer, ir.ComputedBuffer) and isinstance(buffer.layout, ir.FlexibleLayout):
+        for name in buffer.get_read_names():
+            _settle(V.graph.try_get_buffer(name))
+        buffer.decide_layout()
 
 
 # Coefficients of the rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use (error: a few ulp).
@@ -124,16 +138,21 @@ def _addmm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node:
     return call(aten.add.Tensor, _mm(call, product) or product, bias)
 
 
+_LANES = 8  # numbers that a register holds, at least
+
+
 def _mm(call: _Calls, node: torch.fx.Node) -> torch.fx.Node | None:
     """a b as (b^T a^T)^T where that is the faster one; for a single column the library has a kernel of its own."""
     (rows, columns), (left, right) = node.meta["val"].shape[-2:], node.args
-    if not (columns < 32 and rows >= max(32, 2 * columns)):
+    narrow = columns < 32 and rows >= max(32, 2 * columns)
+    uneven = columns > 32 and rows >= 32 and columns % _LANES != 0 and rows % _LANES == 0
+    if not narrow and not uneven:
         return _product(call, left, right)
     order = (1, 0) if node.target is aten.mm.default else (0, 2, 1)
-    left, right = (call(aten.permute.default, arg, order) for arg in (left, right))
-    product = _product(call, right, left)
-    if product is None and columns > 1:
-        product = call(node.target, right, left)
+    turned = [call(aten.permute.default, arg, order) for arg in (right, left)]
+    product = _product(call, *turned)
+    if product is None and narrow and columns > 1:
+        product = call(node.target, *turned)
     return product and call(aten.permute.default, product, order)
 
 
@@ -158,13 +177,13 @@ def _read_often(graph: torch.fx.Graph) -> list[torch.fx.Node]:
             continue
         if not isinstance(value, Tensor) or value.device.type != "cpu":
             continue
-        for source in map(_behind_views, node.all_input_nodes):
-            if not _is_elementwise(source):
+        for source in map(_behind_masks, node.all_input_nodes):
+            if not _is_repeated(source):
                 continue
             size = source.meta["val"].numel()
             repeated = value.numel() >= max(_MANY, _EACH * size) and _is_elementwise(node)
             index = node.target in _INDEXING and source.meta["val"].dtype == torch.int64 and size > 1
-            if (repeated or index) and _is_dear(source):
+            if (repeated or index and _is_elementwise(source)) and _is_dear(source):
                 found[source] = None
     return list(found)
 
@@ -173,9 +192,30 @@ def _is_elementwise(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
+_FEW = 8  # terms of a sum that inductor writes out
+_REDUCTIONS = (aten.sum.dim_IntList, aten.amax.default, aten.argmax.default)
+
+
+def _is_repeated(node: torch.fx.Node) -> bool:
+    """Is this computed anew wherever it is read? Arithmetic, gathers, and reductions of a few elements."""
+    if node.target in _REDUCTIONS:
+        return bool(node.all_input_nodes[0].meta["val"].numel() <= _FEW * node.meta["val"].numel())
+    return _is_elementwise(node) or node.target in _INDEXING
+
+
 def _behind_views(node: torch.fx.Node) -> torch.fx.Node:
     while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
         node = node.all_input_nodes[0]
+    return node
+
+
+def _behind_masks(node: torch.fx.Node) -> torch.fx.Node:
+    """What a comparison with constants compares. Masks are made where they are read: from memory they are slower."""
+    node = _behind_views(node)
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.dtype == torch.bool and _is_elementwise(node):
+        dear = [x for x in map(_behind_views, node.all_input_nodes) if _is_dear(x)]
+        return dear[0] if len(dear) == 1 else node
     return node
 
 
@@ -191,8 +231,8 @@ def _is_dear(node: torch.fx.Node) -> bool:
         if one in seen:
             continue
         seen.add(one)
-        if _is_elementwise(one):
-            slow |= one.target.overloadpacket.__name__ in _SLOW  # type: ignore[union-attr]
+        if _is_repeated(one):
+            slow |= not _is_elementwise(one) or one.target.overloadpacket.__name__ in _SLOW  # type: ignore[union-attr]
             left += one.all_input_nodes
         else:
             reads |= one.op != "call_function" or bool(one.all_input_nodes)  # not arange, full, ...
