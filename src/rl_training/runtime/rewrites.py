@@ -6,7 +6,7 @@ On the CPU:
 - A product whose result has few columns is computed transposed: the library's kernels work along rows, and are several
   times slower where a row is narrower than their registers.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
-- Small products are code of the graph itself (products.py).
+- Small products are code of the graph itself (products.py), with the biases and relus around them (layers.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, and that of sampled rows in every gather.
 - Intermediate results are kept from call to call (intermediates.py).
@@ -55,12 +55,14 @@ class CpuRewrites(CustomGraphPass):
     """The pass that inductor calls; `uuid` makes cached graphs depend on these files."""
 
     def __init__(self) -> None:
-        from rl_training.runtime import intermediates, products  # need a newer torch than graphs for a GPU do
+        from rl_training.runtime import intermediates, layers, products  # need a newer torch than graphs for a GPU do
 
         intermediates.keep(CpuRewrites)
-        self.files = (__file__, intermediates.__file__, products.__file__, str(products.SOURCE))
+        self.layers = layers
+        self.files = (__file__, intermediates.__file__, layers.__file__, products.__file__, str(products.SOURCE))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        self.layers.narrow_products(graph, _Calls(graph))
         rules = {aten.tanh.default: _tanh, aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _mm}
         for node in list(graph.nodes):
             rule = rules.get(node.target) if node.op == "call_function" else None
@@ -73,6 +75,7 @@ class CpuRewrites(CustomGraphPass):
                 if new is not None:
                     node.replace_all_uses_with(new)
                     graph.erase_node(node)
+        self.layers.fuse_relus(graph, _Calls(graph))
         for node in _read_often(graph):
             with graph.inserting_after(node):
                 new = graph.call_function(_stored, (node,))
