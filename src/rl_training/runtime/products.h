@@ -41,12 +41,14 @@ inline __attribute__((always_inline)) Vec in_register(Vec x) {
 
 struct Stored {
   Stored at(long, long) const { return *this; }
+  void prefetch(long) const {}
   Vec operator()(Vec x, long, long, long) const { return x; }
 };
 
 struct BiasAndRelu {
   const float* bias; // one for each column
   BiasAndRelu at(long, long column) const { return {bias + column}; }
+  void prefetch(long) const {}
   Vec operator()(Vec x, long, long column, long count) const {
     return at::vec::clamp_min(x + Vec::loadu(bias + column, count), in_register(Vec(0.0f)));
   }
@@ -57,6 +59,7 @@ template <long N>
 struct ReluSlope {
   const float* result;
   ReluSlope at(long row, long column) const { return {result + row * N + column}; }
+  void prefetch(long row) const { __builtin_prefetch(result + row * N); }
   Vec operator()(Vec x, long row, long column, long count) const {
     const Vec zero = in_register(Vec(0.0f));
     return Vec::blendv(x, zero, Vec::loadu(result + row * N + column, count) <= zero);
@@ -103,8 +106,16 @@ constexpr long R = 6; // 12 sums, two vectors of b and one of a: 15 of 16 regist
 template <int rest, int C, int tail, long a0, long a1, long b0, long c0, class End>
 inline void columns(long m, long depth, const float* a, const float* b, float* c, bool first, bool last, End end) {
   long i = 0;
-  for (; i + R <= m; i += R)
+  for (; i + R <= m; i += R) {
+    // Rows of matrices lie apart: no processor guesses that the next ones, or their next columns, are needed soon.
+    if constexpr (a1 == 1 && b0 > C * W)
+      for (long k = i; k < i + R && k < depth; k++) __builtin_prefetch(b + k * b0 + C * W, 0, 2);
+    for (long next = i + R; next < i + 2 * R && next < m; next++) {
+      __builtin_prefetch(c + next * c0, 1);
+      end.prefetch(next);
+    }
     block<R, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
+  }
   if constexpr (rest != 0)
     block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
 }
