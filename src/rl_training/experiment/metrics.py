@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.trackers import Trackers
 
 FILE = "metrics.jsonl"
+TENSORBOARD_INTERVAL_S = 1.0  # it writes its file every two minutes anyway
 _RESERVED = {"step", "time", "seed", "nonfinite"}
 
 
@@ -39,6 +40,7 @@ class MetricsLogger:
         self._writer: SummaryWriter | None = None
         self._summary: Any = None
         self._purge_step: int | None = None
+        self._waiting: list[tuple[int, float, dict[str, float]]] = []  # events for TensorBoard: step, time, values
         try:
             if self._path.exists():
                 _cut(self._path, resume_position)
@@ -71,7 +73,10 @@ class MetricsLogger:
         except OSError as error:
             raise write_error(f"Cannot write {self._path}", error) from error
         if self._tensorboard and scalars:
-            self._to_tensorboard(step, scalars, seed, now)
+            tags = list(scalars) if seed is None else [f"{key}/seed_{seed}" for key in scalars]
+            self._waiting.append((step, now, dict(zip(tags, scalars.values()))))
+            if self._writer is None or now - self._waiting[0][1] >= TENSORBOARD_INTERVAL_S:
+                self._to_tensorboard()
         if self._trackers is not None:
             self._trackers.log(step, scalars, seed)
 
@@ -88,6 +93,8 @@ class MetricsLogger:
         self._file.close()
         if self._trackers is not None:
             self._trackers.close(failed)
+        if self._waiting:
+            self._to_tensorboard()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -99,7 +106,9 @@ class MetricsLogger:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
-    def _to_tensorboard(self, step: int, scalars: Mapping[str, float], seed: int | None, now: float) -> None:
+    def _to_tensorboard(self) -> None:
+        """Hand over what waits, together: its thread takes several times longer where it is woken for each event."""
+        waiting, self._waiting = self._waiting, []
         if self._writer is None:
             try:
                 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -111,11 +120,11 @@ class MetricsLogger:
             directory = str(self._path.with_name("tensorboard"))
             self._writer = SummaryWriter(directory, purge_step=self._purge_step)
             self._summary = Summary
-        tags = scalars if seed is None else [f"{key}/seed_{seed}" for key in scalars]
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in zip(tags, scalars.values())]
-        # One event for all: add_scalar makes one for each, at several times the cost.
         events: Any = self._writer.file_writer
-        events.add_summary(self._summary(value=values), step, walltime=now)
+        for step, now, scalars in waiting:
+            values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+            # One event for all: add_scalar makes one for each, at several times the cost.
+            events.add_summary(self._summary(value=values), step, walltime=now)
 
 
 def _cut(path: Path, position: int | None) -> None:

@@ -61,9 +61,10 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, out_features).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
-        if members is None:
-            return torch.matmul(x, self.weight) + self.bias
-        return torch.matmul(x, self.weight[members]) + self.bias[members]
+        weight, bias = (self.weight, self.bias) if members is None else (self.weight[members], self.bias[members])
+        if x.dim() == 2:  # matmul would make a copy of the weights instead, to join them into one matrix
+            x = x.expand(weight.shape[0], -1, -1)
+        return torch.matmul(x, weight) + bias
 
 
 class EnsembleScalar(nn.Module):

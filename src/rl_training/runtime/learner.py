@@ -205,7 +205,10 @@ class Learner:
     def act(self) -> np.ndarray:
         """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
         next one replaces it."""
-        self.inputs["scalars"][..., 4] = 0.0
+        if self.device.type == "cpu":
+            self._scalars[:, 4] = 0.0
+        else:
+            self.inputs["scalars"][..., 4] = 0.0
         return self.interact()
 
     @torch.no_grad()

@@ -1,57 +1,123 @@
 // Products of small matrices, c = a b, with all sizes and strides as constants. A library call costs a microsecond or
 // two before it begins and packs both factors; here the left one is read where it is, and the right one is packed only
-// where its rows are not contiguous.
+// where its rows are not contiguous. What follows a layer (its bias, its activation) is done to the sums before they
+// are stored.
 #include <ATen/cpu/vec/vec.h>
+#include <cstring>
 #include <memory>
 
 namespace rl_training {
 
 using Vec = at::vec::Vectorized<float>;
 constexpr long W = Vec::size();
-constexpr long DEPTH = 128; // terms of the sums that are taken at a time: their rows of b stay in the first cache
 
-inline float* packing_space(long size) {
-  static thread_local std::unique_ptr<float[]> space;
-  static thread_local long held = 0;
-  if (held < size) {
-    space.reset(new float[size]());
-    held = size;
+inline float* working_space(int number, long size) {
+  static thread_local std::unique_ptr<float[]> space[3];
+  static thread_local long held[3] = {};
+  if (held[number] < size) {
+    space[number].reset(new float[size]());
+    held[number] = size;
   }
-  return space.get();
+  return space[number].get();
 }
 
-// R rows and C vectors of columns of c, the last of them with `tail` columns (0: all); `more`: add to what is there.
-template <int R, int C, int tail, long a0, long a1, long b0, long c0>
-inline __attribute__((always_inline)) void block(long depth, const float* a, const float* b, float* c, bool more) {
+// In a register, from here on: compilers would rather read it from memory again for each use, more often than the
+// processor can, or keep it there all the time, where every register is needed for the sums.
+inline __attribute__((always_inline)) Vec in_register(Vec x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 value = x;
+  asm volatile("" : "+v"(value));
+  return value;
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256 value = x;
+  asm volatile("" : "+x"(value));
+  return value;
+#else
+  return x;
+#endif
+}
+
+// --- what is done to the sums; `at` moves to the place of a block ---
+
+struct Stored {
+  Stored at(long, long) const { return *this; }
+  void prefetch(long) const {}
+  Vec operator()(Vec x, long, long, long) const { return x; }
+};
+
+struct BiasAndRelu {
+  const float* bias; // one for each column
+  BiasAndRelu at(long, long column) const { return {bias + column}; }
+  void prefetch(long) const {}
+  Vec operator()(Vec x, long, long column, long count) const {
+    return at::vec::clamp_min(x + Vec::loadu(bias + column, count), in_register(Vec(0.0f)));
+  }
+};
+
+// The gradient behind a relu: where its result, a matrix with N columns, is not positive it is zero.
+template <long N>
+struct ReluSlope {
+  const float* result;
+  ReluSlope at(long row, long column) const { return {result + row * N + column}; }
+  void prefetch(long row) const { __builtin_prefetch(result + row * N); }
+  Vec operator()(Vec x, long row, long column, long count) const {
+    const Vec zero = in_register(Vec(0.0f));
+    return Vec::blendv(x, zero, Vec::loadu(result + row * N + column, count) <= zero);
+  }
+};
+
+// --- the product ---
+
+// R rows and C vectors of columns of c, the last of them with `tail` columns (0: all). The terms may come in parts:
+// all but the first add to what is there, the last one ends the sums.
+template <int R, int C, int tail, long a0, long a1, long b0, long c0, class End>
+inline __attribute__((always_inline)) void block(
+    long depth, const float* a, const float* b, float* c, bool first, bool last, End end) {
+  const auto count = [](int j) { return tail && j == C - 1 ? tail : W; };
   Vec sums[R][C];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < C; j++)
-      sums[i][j] = !more ? Vec(0.0f) : Vec::loadu(c + i * c0 + j * W, tail && j == C - 1 ? tail : W);
+    for (int j = 0; j < C; j++) sums[i][j] = first ? Vec(0.0f) : Vec::loadu(c + i * c0 + j * W, count(j));
   for (long k = 0; k < depth; k++) {
     Vec right[C];
 #pragma GCC unroll 8
-    for (int j = 0; j < C; j++) right[j] = Vec::loadu(b + k * b0 + j * W);
-#pragma GCC unroll 8
+    for (int j = 0; j < C; j++) right[j] = in_register(Vec::loadu(b + k * b0 + j * W));
+#pragma GCC unroll 16
     for (int i = 0; i < R; i++) {
       const Vec left(a[i * a0 + k * a1]);
 #pragma GCC unroll 8
       for (int j = 0; j < C; j++) sums[i][j] = at::vec::fmadd(left, right[j], sums[i][j]);
     }
   }
+  if (last)
+#pragma GCC unroll 16
+    for (int i = 0; i < R; i++)
 #pragma GCC unroll 8
+      for (int j = 0; j < C; j++) sums[i][j] = end(sums[i][j], i, j * W, count(j));
+#pragma GCC unroll 16
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < C; j++) sums[i][j].store(c + i * c0 + j * W, tail && j == C - 1 ? tail : W);
+    for (int j = 0; j < C; j++) sums[i][j].store(c + i * c0 + j * W, count(j));
 }
 
-template <long M, int C, int tail, long a0, long a1, long b0, long c0>
-inline void columns(long depth, const float* a, const float* b, float* c, bool more) {
-  constexpr long R = 6, rest = M % R; // 12 sums, two vectors of b and one of a: 15 of 16 registers
+// All rows; `rest` of them are left when blocks of R are taken.
+constexpr long R = 6; // 12 sums, two vectors of b and one of a: 15 of 16 registers
+template <int rest, int C, int tail, long a0, long a1, long b0, long c0, class End>
+inline void columns(long m, long depth, const float* a, const float* b, float* c, bool first, bool last, End end) {
   long i = 0;
-  for (; i + R <= M; i += R) block<R, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, more);
-  if constexpr (rest != 0) block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, more);
+  for (; i + R <= m; i += R) {
+    // Rows of matrices lie apart: no processor guesses that the next ones, or their next columns, are needed soon.
+    if constexpr (a1 == 1 && b0 > C * W)
+      for (long k = i; k < i + R && k < depth; k++) __builtin_prefetch(b + k * b0 + C * W, 0, 2);
+    for (long next = i + R; next < i + 2 * R && next < m; next++) {
+      __builtin_prefetch(c + next * c0, 1);
+      end.prefetch(next);
+    }
+    block<R, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
+  }
+  if constexpr (rest != 0)
+    block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
 }
 
 // For few rows, where the terms of each sum are contiguous in both factors.
@@ -75,7 +141,7 @@ inline void dots(const float* a, const float* b, float* c) {
 template <long N, long K, long b0, long b1>
 inline const float* packed(const float* b) {
   constexpr long P = 2 * W, whole_k = b1 != 1 ? K / W * W : 0, whole_n = b1 != 1 ? N / W * W : 0;
-  float* panels = packing_space((N + P - 1) / P * P * K);
+  float* panels = working_space(0, (N + P - 1) / P * P * K);
   for (long n = 0; n < whole_n; n += W)
     for (long k = 0; k < whole_k; k += W)
       at::vec::transpose_mxn<float, W, W>(b + n * b1 + k * b0, b1, panels + n / P * P * K + n % P + k * P, P);
@@ -84,24 +150,72 @@ inline const float* packed(const float* b) {
   return panels;
 }
 
-// c[M, N] with contiguous rows, from a[M, K] with strides a0, a1 and b[K, N] with strides b0, b1, one of which is 1.
-template <long M, long N, long K, long a0, long a1, long b0, long b1, long c0>
-inline void product(const float* a, const float* b, float* c) {
-  if constexpr (M <= 4 && a1 == 1 && b0 == 1) {
-    dots<M, N, K, a0, b1, c0>(a, b, c);
-  } else {
-    constexpr bool pack = b1 != 1 || N % W != 0;
-    constexpr long P = 2 * W, stride = pack ? P : b0, last = N / P * P;
-    constexpr int left = N - last, tail = N % W;
-    if constexpr (pack) b = packed<N, K, b0, b1>(b);
-    for (long k = 0; k < K; k += DEPTH) {
-      const long depth = K - k < DEPTH ? K - k : DEPTH;
-      const auto rows = [&](long n) { return b + (pack ? n * K : n) + k * stride; };
-      for (long n = 0; n < last; n += P) columns<M, 2, 0, a0, a1, stride, c0>(depth, a + k * a1, rows(n), c + n, k > 0);
-      if constexpr (left != 0)
-        columns<M, (left > W ? 2 : 1), tail, a0, a1, stride, c0>(depth, a + k * a1, rows(last), c + last, k > 0);
-    }
+template <int rest, long N, long K, long a0, long a1, long b0, long b1, class End>
+inline void all_columns(long m, const float* a, const float* b, float* c, End end) {
+  constexpr bool pack = b1 != 1 || N % W != 0;
+  constexpr long P = 2 * W, stride = pack ? P : b0, whole = N / P * P;
+  constexpr long DEPTH = a1 == 1 ? 256 : 128; // terms at a time, so that what they read stays in the first cache
+  constexpr int left = N - whole, tail = N % W;
+  if constexpr (pack) b = packed<N, K, b0, b1>(b);
+  for (long k = 0; k < K; k += DEPTH) {
+    const long depth = K - k < DEPTH ? K - k : DEPTH;
+    const bool first = k == 0, last = k + DEPTH >= K;
+    const auto rows = [&](long n) { return b + (pack ? n * K : n) + k * stride; };
+    for (long n = 0; n < whole; n += P)
+      columns<rest, 2, 0, a0, a1, stride, N>(m, depth, a + k * a1, rows(n), c + n, first, last, end.at(0, n));
+    if constexpr (left != 0)
+      columns<rest, (left > W ? 2 : 1), tail, a0, a1, stride, N>(
+          m, depth, a + k * a1, rows(whole), c + whole, first, last, end.at(0, whole));
   }
+}
+
+// The rows of a that are not zero throughout; returns how many. Most of them show it in their first few elements.
+template <long M, long K, long a0>
+inline long rows_with_values(const float* a, long* rows) {
+  long count = 0;
+  for (long m = 0; m < M; m++) {
+    bool zero = true;
+    for (long k = 0; k < K && zero; k += W) {
+      const long left = K - k < W ? K - k : W; // what is loaded beside is zero
+      zero = Vec::loadu(a + m * a0 + k, left).zero_mask() == (1 << W) - 1;
+    }
+    rows[count] = m;
+    count += !zero;
+  }
+  return count;
+}
+
+// The product of some rows of a; the others are zero throughout, and so are their sums.
+template <long M, long N, long K, long a0, long b0, long b1, class End>
+inline void product_of_rows(const long* rows, long count, const float* a, const float* b, float* c, End end) {
+  const long whole = (count + R - 1) / R * R;
+  float *some_a = working_space(1, (M + R) * K), *some_c = working_space(2, (M + R) * N);
+  for (long i = 0; i < count; i++) std::memcpy(some_a + i * K, a + rows[i] * a0, K * sizeof(float));
+  std::memset(some_a + count * K, 0, (whole - count) * K * sizeof(float));
+  all_columns<0, N, K, K, 1, b0, b1>(whole, some_a, b, some_c, Stored{});
+  for (long m = 0, i = 0; m < M; m++) {
+    const bool zero = i == count || rows[i] != m;
+    for (long n = 0; n < N; n += W) {
+      const long columns = N - n < W ? N - n : W;
+      end(zero ? Vec(0.0f) : Vec::loadu(some_c + i * N + n, columns), m, n, columns).store(c + m * N + n, columns);
+    }
+    i += !zero;
+  }
+}
+
+// c[M, N] with contiguous rows, from a[M, K] with strides a0, a1 and b[K, N] with strides b0, b1, one of which is 1.
+template <long M, long N, long K, long a0, long a1, long b0, long b1, class End = Stored>
+inline void product(const float* a, const float* b, float* c, End end = {}) {
+  if constexpr (M <= 4 && a1 == 1 && b0 == 1 && std::is_same_v<End, Stored>) {
+    dots<M, N, K, a0, b1, N>(a, b, c);
+    return;
+  }
+  if constexpr (a1 == 1 && M * N * K >= 1L << 22) { // worth a look: a gradient may flow through one critic in two
+    long rows[M];
+    const long count = rows_with_values<M, K, a0>(a, rows);
+    if (4 * count <= 3 * M) return product_of_rows<M, N, K, a0, b0, b1>(rows, count, a, b, c, end);
+  }
+  all_columns<M % R, N, K, a0, a1, b0, b1>(M, a, b, c, end);
 }
 
 } // namespace rl_training

@@ -6,6 +6,7 @@ takes 30 us for 256 x 64 x 64 and 2 to 5 us for the narrow ones, products.h 24 u
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,25 @@ LARGEST_SHARED = 2**21  # multiplications, where several threads could share the
 LARGEST = 2**25
 
 _library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("product(Tensor a, Tensor b) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("product", torch.matmul, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-product = torch.ops.rl_training.product.default
+
+
+def _define(signature: str, fn: Callable[..., Tensor]) -> Any:
+    _library.define(signature)  # type: ignore[no-untyped-call]
+    name = signature.partition("(")[0]
+    _library.impl(name, fn, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.rl_training, name).default
+
+
+def _relu_slope(a: Tensor, b: Tensor, result: Tensor) -> Tensor:
+    return torch.where(result <= 0.0, 0.0, torch.matmul(a, b))
+
+
+product = _define("product(Tensor a, Tensor b) -> Tensor", torch.matmul)
+# A layer, relu(a b + bias), and the gradient that reaches such a layer from the next one.
+relu_layer = _define(
+    "relu_layer(Tensor a, Tensor b, Tensor bias) -> Tensor", lambda a, b, bias: torch.relu(torch.matmul(a, b) + bias)
+)
+relu_slope = _define("relu_slope(Tensor a, Tensor b, Tensor result) -> Tensor", _relu_slope)
 
 
 def suits(left: Tensor, right: Tensor) -> bool:
@@ -43,8 +60,32 @@ def _lower(a: Any, b: Any) -> Any:
     if _numbers(left, right) is None:
         operation = torch.ops.aten.mm if len(left.get_size()) == 2 else torch.ops.aten.bmm
         return lowerings[operation.default](a, b)
+    return _make(_Product, left, right)
+
+
+@register_lowering(relu_layer, type_promotion_kind=None)
+def _lower_relu_layer(a: Any, b: Any, bias: Any) -> Any:
+    return _lower_with(_ReluLayer, a, b, bias)
+
+
+@register_lowering(relu_slope, type_promotion_kind=None)
+def _lower_relu_slope(a: Any, b: Any, result: Any) -> Any:
+    return _lower_with(_ReluSlope, a, b, result)
+
+
+def _lower_with(kind: type[_Product], a: Any, b: Any, more: Any) -> Any:
+    left, right, more = realize_inputs(a, b, ir.ExternKernel.require_contiguous(more))  # type: ignore[no-untyped-call]
+    for x in (left, right, more):
+        x.freeze_layout()
+    if _numbers(left, right) is None:
+        right = realize_inputs(ir.ExternKernel.require_contiguous(b))  # type: ignore[no-untyped-call]
+    return _make(kind, left, right, more)
+
+
+def _make(kind: type[_Product], left: Any, right: Any, *more: Any) -> Any:
     size = [*left.get_size()[:-1], right.get_size()[-1]]
-    return ir.TensorBox.create(_Product(ir.FixedLayout(left.get_device(), left.get_dtype(), size), [left, right]))
+    layout = ir.FixedLayout(left.get_device(), left.get_dtype(), size)
+    return ir.TensorBox.create(kind(layout, [left, right, *more]))
 
 
 def _numbers(left: Any, right: Any) -> list[int] | None:
@@ -61,22 +102,36 @@ def _numbers(left: Any, right: Any) -> list[int] | None:
 class _Product(ir.ExternKernelOut):
     """Written into the C++ around the kernels of a graph."""
 
+    end = ""  # what products.h does to the sums, with the third input
+
     def codegen(self, wrapper: Any) -> None:
-        left: Any = self.inputs[0]
-        right: Any = self.inputs[1]
+        left, right, *more = self.inputs
         numbers = _numbers(left, right)
         assert numbers is not None
         if not getattr(wrapper, "has_products", False):
             wrapper.header.splice(SOURCE.read_text(encoding="utf-8"))
             wrapper.has_products = True
-        name = f"rl_training::product<{', '.join(map(str, (*numbers, numbers[1])))}>"
-        pointers = [_pointer(left), _pointer(right), f"(float*)({self.codegen_reference()}.data_ptr())"]
-        if len(left.get_size()) == 2:
-            wrapper.writeline(f"{name}({', '.join(pointers)});")
-            return
-        steps = [int(x.get_stride()[0]) for x in (left, right, self)]
-        moved = ", ".join(f"{pointer} + i * {step}L" for pointer, step in zip(pointers, steps))
-        wrapper.writeline(f"for (long i = 0; i < {int(left.get_size()[0])}L; i++) {name}({moved});")
+        members = int(left.get_size()[0]) if len(left.get_size()) == 3 else 1
+
+        def place(x: Any, pointer: str) -> str:
+            """Of the member i of a batch."""
+            shared = len(x.get_size()) < 3 or members == 1
+            return pointer if shared else f"{pointer} + i * {int(x.get_stride()[0])}L"
+
+        places = [place(left, _pointer(left)), place(right, _pointer(right))]
+        places.append(place(self, f"(float*)({self.codegen_reference()}.data_ptr())"))
+        for x in more:
+            places.append(f"rl_training::{self.end.format(columns=numbers[1])}{{{place(x, _pointer(x))}}}")
+        loop = f"for (long i = 0; i < {members}L; i++) " if members > 1 else ""
+        wrapper.writeline(f"{loop}rl_training::product<{', '.join(map(str, numbers))}>({', '.join(places)});")
+
+
+class _ReluLayer(_Product):
+    end = "BiasAndRelu"
+
+
+class _ReluSlope(_Product):
+    end = "ReluSlope<{columns}L>"
 
 
 def _pointer(x: Any) -> str:

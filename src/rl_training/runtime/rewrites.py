@@ -7,7 +7,7 @@ On the CPU:
   times slower where a row is narrower than their registers. So is a small one whose rows, but not whose columns, fill
   registers evenly (the 51 atoms of two actions): what reads it then works on rows of the batch, without remainders.
 - A bias is added by the kernel that reads the product, not by the product: that one would first copy it to every row.
-- Small products are code of the graph itself (products.py).
+- Small products are code of the graph itself (products.py), with the biases and relus around them (layers.py).
 - What many elements read is computed once and stored: inductor would repeat the arithmetic of a scalar (a clipped norm,
   a remainder) for every few elements that it meets, that of sampled rows in every gather, and a gather (the actions of
   a batch) or a choice among a few actions for every atom.
@@ -69,12 +69,14 @@ class CpuRewrites(CustomGraphPass):
     """The pass that inductor calls; `uuid` makes cached graphs depend on these files."""
 
     def __init__(self) -> None:
-        from rl_training.runtime import intermediates, products  # need a newer torch than graphs for a GPU do
+        from rl_training.runtime import intermediates, layers, products  # need a newer torch than graphs for a GPU do
 
         intermediates.keep(CpuRewrites)
-        self.files = (__file__, intermediates.__file__, products.__file__, str(products.SOURCE))
+        self.layers = layers
+        self.files = (__file__, intermediates.__file__, layers.__file__, products.__file__, str(products.SOURCE))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        self.layers.narrow_products(graph, _Calls(graph))
         rules = {aten.tanh.default: _tanh, aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _mm}
         for node in list(graph.nodes):
             rule = rules.get(node.target) if node.op == "call_function" else None
@@ -87,6 +89,7 @@ class CpuRewrites(CustomGraphPass):
                 if new is not None:
                     node.replace_all_uses_with(new)
                     graph.erase_node(node)
+        self.layers.fuse_relus(graph, _Calls(graph))
         for node in _read_often(graph):
             with graph.inserting_after(node):
                 new = graph.call_function(_stored, (node,))

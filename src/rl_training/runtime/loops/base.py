@@ -115,7 +115,7 @@ class Loop(ABC):
 
     def train_metrics(self, index: int) -> dict[str, float]:
         """Metrics of the last update of one seed, as numbers. Synchronises with the device."""
-        return {f"train/{k}": float(v[index]) for k, v in self.metrics.items()}
+        return {f"train/{k}": float(v.tolist()[index]) for k, v in self.metrics.items()}
 
     # --- saving --------------------------------------------------------------------------------------------------
 
