@@ -1,8 +1,8 @@
 """Behavioural cloning: supervised learning of the actions in a dataset (Pomerleau 1989).
 
 Box actions: squared error of a deterministic tanh policy, which is the likelihood of a Gaussian of fixed width and what
-the tables of the offline literature call BC; or, with `stochastic`, the likelihood of a Gaussian whose width is learned,
-which clones the noise of the data too. Discrete actions: cross-entropy.
+the tables of the offline literature call BC; or, with `stochastic`, the likelihood of a Gaussian whose width is
+learned, which clones the noise of the data too. Discrete actions: cross-entropy.
 """
 
 from __future__ import annotations
