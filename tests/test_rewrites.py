@@ -138,6 +138,21 @@ def test_the_choice_of_an_action_is_made_once_and_its_mask_where_it_is_read() ->
     assert torch.equal(graph(values, kept, rows), values[torch.arange(64), kept[rows].long()])
 
 
+def test_sums_over_many_rows_are_products_where_the_matrix_is_in_memory_anyway() -> None:
+    x, weight, y = torch.randn(2, 2_048, 16), torch.randn(2, 16, 24), torch.randn(2, 2_048)
+
+    def gradients(x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = torch.bmm(x, weight)
+        return hidden.sum(1), (y.unsqueeze(-1) * hidden).sum(1, keepdim=True), (x * x).sum(1)
+
+    graph, found = rewritten(gradients, x, weight, y)
+    assert found["rl_training.product.default"] == 3  # the last one would have to be stored first
+    for ours, theirs in zip(graph(x, weight, y), gradients(x, weight, y), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+    for ours, theirs in zip(compiled(gradients, CPU)(x, weight, y), gradients(x, weight, y), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+
+
 def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:
     """The graph whose products with the same weights are one; their number before and after."""
 

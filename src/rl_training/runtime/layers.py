@@ -2,6 +2,8 @@
 
 - A bias and a relu, and the slope of a relu in the gradient: passes over memory of their own otherwise.
 - Columns that nobody reads: the gradient of critics with respect to their inputs is wanted for the actions only.
+- Sums over many rows of a matrix (the gradients of a bias, and of the weights of a single output) are products with one
+  row: inductor takes them a few columns at a time, and goes through the whole matrix each time.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from rl_training.runtime.products import product, relu_layer, relu_slope
 aten = torch.ops.aten
 Call = Callable[..., torch.fx.Node]
 LEAST_ROWS = 32  # fewer rows are sums of another kind in products.h, and nothing to gain
+MANY_ROWS = 1_024  # a matrix that the caches do not hold
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _RESHAPES = (aten.reshape.default, aten.view.default, aten.squeeze.dim)
@@ -103,3 +106,46 @@ def _alone(node: Any) -> bool:
     if not isinstance(node, torch.fx.Node) or node.target is not product or len(node.users) > 1:
         return False
     return bool(node.meta["val"].shape[-2] >= LEAST_ROWS)
+
+
+def sum_many_rows(graph: torch.fx.Graph, call: Call) -> None:
+    """The sum of the rows of x, or of y x with a number y for each row, where x is in memory for a product anyway."""
+    for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+        factor, matrix = _rows_added(node)
+        if matrix is None:
+            continue
+        value = matrix.meta["val"]
+        *members, rows, _ = value.shape
+        with graph.inserting_before(node):
+            if factor is None:
+                with value.fake_mode:
+                    left = call(aten.full.default, [*members, 1, rows], 1.0, dtype=value.dtype, device=value.device)
+            else:
+                left = call(aten.view.default, factor, [*members, 1, rows])
+            new = call(product, left, matrix)
+            if node.meta["val"].dim() != value.dim():
+                new = call(aten.squeeze.dim, new, value.dim() - 2)
+        node.replace_all_uses_with(new)
+
+
+def _rows_added(node: torch.fx.Node) -> Any:
+    """(number for each row or None, matrix) of such a sum; (None, None) where it is another one."""
+    x: Any = node.args[0]
+    value = x.meta["val"]
+    if value.dim() not in (2, 3) or value.dtype != torch.float32 or value.device.type != "cpu" or node.kwargs:
+        return None, None
+    if node.args[1] not in ([value.dim() - 2], [-2]) or value.shape[-2] < MANY_ROWS:
+        return None, None
+    if _in_memory(x):
+        return None, x
+    if x.target is aten.mul.Tensor:
+        for factor, matrix in (x.args, x.args[::-1]):
+            both = isinstance(factor, torch.fx.Node) and isinstance(matrix, torch.fx.Node)
+            if both and _in_memory(matrix) and factor.meta["val"].shape == (*value.shape[:-1], 1):
+                return factor, matrix
+    return None, None
+
+
+def _in_memory(node: torch.fx.Node) -> bool:
+    kinds = (*_PRODUCTS, product, relu_layer, relu_slope)
+    return node.target in kinds or any(user.target in kinds for user in node.users)

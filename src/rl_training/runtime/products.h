@@ -117,7 +117,7 @@ inline void columns(long m, long depth, const float* a, const float* b, float* c
     block<R, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
   }
   if constexpr (rest != 0)
-    block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
+    if (i < m) block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
 }
 
 // For few rows, where the terms of each sum are contiguous in both factors.
@@ -150,22 +150,29 @@ inline const float* packed(const float* b) {
   return panels;
 }
 
-template <int rest, long N, long K, long a0, long a1, long b0, long b1, class End>
+template <long M, long N, long K, long a0, long a1, long b0, long b1, class End>
 inline void all_columns(long m, const float* a, const float* b, float* c, End end) {
-  constexpr bool pack = b1 != 1 || N % W != 0;
+  // Rows a power of two apart share a few places of the first cache: with many rows of a, packing pays for that alone.
+  constexpr bool pack = b1 != 1 || N % W != 0 || M >= 1024;
+  constexpr int rest = M % R;
   constexpr long P = 2 * W, stride = pack ? P : b0, whole = N / P * P;
   constexpr long DEPTH = a1 == 1 ? 256 : 128; // terms at a time, so that what they read stays in the first cache
+  constexpr long PART = 30 * R; // rows at a time: all columns are done while they are in the second cache
   constexpr int left = N - whole, tail = N % W;
   if constexpr (pack) b = packed<N, K, b0, b1>(b);
-  for (long k = 0; k < K; k += DEPTH) {
-    const long depth = K - k < DEPTH ? K - k : DEPTH;
-    const bool first = k == 0, last = k + DEPTH >= K;
-    const auto rows = [&](long n) { return b + (pack ? n * K : n) + k * stride; };
-    for (long n = 0; n < whole; n += P)
-      columns<rest, 2, 0, a0, a1, stride, N>(m, depth, a + k * a1, rows(n), c + n, first, last, end.at(0, n));
-    if constexpr (left != 0)
-      columns<rest, (left > W ? 2 : 1), tail, a0, a1, stride, N>(
-          m, depth, a + k * a1, rows(whole), c + whole, first, last, end.at(0, whole));
+  for (long i = 0; i < m; i += PART) {
+    const long part = m - i < PART ? m - i : PART;
+    for (long k = 0; k < K; k += DEPTH) {
+      const long depth = K - k < DEPTH ? K - k : DEPTH;
+      const bool first = k == 0, last = k + DEPTH >= K;
+      const auto rows = [&](long n) { return b + (pack ? n * K : n) + k * stride; };
+      const float* from = a + i * a0 + k * a1;
+      for (long n = 0; n < whole; n += P)
+        columns<rest, 2, 0, a0, a1, stride, N>(part, depth, from, rows(n), c + i * N + n, first, last, end.at(i, n));
+      if constexpr (left != 0)
+        columns<rest, (left > W ? 2 : 1), tail, a0, a1, stride, N>(
+            part, depth, from, rows(whole), c + i * N + whole, first, last, end.at(i, whole));
+    }
   }
 }
 
@@ -192,7 +199,7 @@ inline void product_of_rows(const long* rows, long count, const float* a, const 
   float *some_a = working_space(1, (M + R) * K), *some_c = working_space(2, (M + R) * N);
   for (long i = 0; i < count; i++) std::memcpy(some_a + i * K, a + rows[i] * a0, K * sizeof(float));
   std::memset(some_a + count * K, 0, (whole - count) * K * sizeof(float));
-  all_columns<0, N, K, K, 1, b0, b1>(whole, some_a, b, some_c, Stored{});
+  all_columns<M / R * R, N, K, K, 1, b0, b1>(whole, some_a, b, some_c, Stored{});
   for (long m = 0, i = 0; m < M; m++) {
     const bool zero = i == count || rows[i] != m;
     for (long n = 0; n < N; n += W) {
@@ -215,7 +222,7 @@ inline void product(const float* a, const float* b, float* c, End end = {}) {
     const long count = rows_with_values<M, K, a0>(a, rows);
     if (4 * count <= 3 * M) return product_of_rows<M, N, K, a0, b0, b1>(rows, count, a, b, c, end);
   }
-  all_columns<M % R, N, K, a0, a1, b0, b1>(M, a, b, c, end);
+  all_columns<M, N, K, a0, a1, b0, b1>(M, a, b, c, end);
 }
 
 } // namespace rl_training

@@ -20,7 +20,7 @@ from torch._inductor.select_algorithm import realize_inputs
 SOURCE = Path(__file__).with_suffix(".h")
 LARGEST_RIGHT = 2**16  # elements of the right factor: what the second cache holds
 LARGEST_SHARED = 2**21  # multiplications, where several threads could share the work: the library does that
-LARGEST = 2**25
+LARGEST = 2**29
 
 _library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
 

@@ -90,6 +90,7 @@ class CpuRewrites(CustomGraphPass):
                     node.replace_all_uses_with(new)
                     graph.erase_node(node)
         self.layers.fuse_relus(graph, _Calls(graph))
+        self.layers.sum_many_rows(graph, _Calls(graph))
         for node in _read_often(graph):
             with graph.inserting_after(node):
                 new = graph.call_function(_stored, (node,))
@@ -116,9 +117,9 @@ class _Calls:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
 
-    def __call__(self, operation: Any, *args: Any) -> torch.fx.Node:
-        node = self.graph.call_function(operation, args)
-        node.meta["val"] = operation(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
+    def __call__(self, operation: Any, *args: Any, **options: Any) -> torch.fx.Node:
+        node = self.graph.call_function(operation, args, options)
+        node.meta["val"] = operation(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **options)
         return node
 
 
@@ -186,7 +187,7 @@ def _read_often(graph: torch.fx.Graph) -> list[torch.fx.Node]:
             size = source.meta["val"].numel()
             repeated = value.numel() >= max(_MANY, _EACH * size) and _is_elementwise(node)
             index = node.target in _INDEXING and source.meta["val"].dtype == torch.int64 and size > 1
-            if (repeated or index and _is_elementwise(source)) and _is_dear(source):
+            if (repeated or (index and _is_elementwise(source))) and _is_dear(source):
                 found[source] = None
     return list(found)
 
