@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl_training.algorithms.target_rules import take
 from rl_training.runtime.executor import CPU_GRAPHS_SINCE, compiled, torch_version
+from rl_training.runtime.rewrites import CpuRewrites
 
 pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
 
@@ -14,6 +17,7 @@ CPU = torch.device("cpu")
 PRODUCTS = [  # rows, terms, columns, is the left one transposed, the right one: whole blocks, and rests of each
     (12, 16, 32, False, False), (7, 130, 17, False, True), (13, 5, 40, True, False), (2, 19, 9, False, True),
     (1, 8, 24, False, False), (64, 3, 5, True, True), (5, 1, 10, False, True), (33, 12, 1, False, False),
+    (1_030, 9, 16, False, False), (1_100, 20, 24, False, True),
 ]  # fmt: skip
 
 
@@ -58,6 +62,28 @@ def test_products_of_every_size_and_layout_and_results_that_the_caller_may_keep(
             torch.testing.assert_close(got.double(), left.double() @ right.double(), atol=2e-5, rtol=1e-5)
         for name, value in hidden_layers(x, weights).items():
             torch.testing.assert_close(layers[name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, pull = (torch.randn(shape, generator=generator) for shape in ((40, 48), (3, 17, 48), (40, 17)))
+    actions = torch.randint(2, (40,), generator=generator)  # the third one is never taken
+    pull[5] = 0.0  # a row without any gradient
+
+    def gradients(x: Tensor, weight: Tensor, actions: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+        def loss(x: Tensor, weight: Tensor) -> Tensor:
+            values = torch.nn.functional.linear(torch.relu(x), weight.flatten(0, 1)).view(40, 3, 17)
+            return (take(values, actions) * pull).sum()
+
+        return torch.func.grad(loss, (0, 1))(x, weight)
+
+    graph = make_fx(gradients, tracing_mode="fake")(x, weight, actions, pull)
+    CpuRewrites()(graph.graph)
+    assert [node.kwargs["parts"] for node in graph.graph.nodes if "parts" in node.kwargs] == [3, 3]
+    fast = compiled(gradients, CPU)
+    for given in (pull, torch.zeros_like(pull)):
+        got, exact = fast(x, weight, actions, given), gradients(x, weight, actions, given)
+        torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
 
 
 def test_intermediate_results_are_allocated_once() -> None:

@@ -139,7 +139,7 @@ def test_the_choice_of_an_action_is_made_once_and_its_mask_where_it_is_read() ->
 
 
 def test_sums_over_many_rows_are_products_where_the_matrix_is_in_memory_anyway() -> None:
-    x, weight, y = torch.randn(2, 2_048, 16), torch.randn(2, 16, 24), torch.randn(2, 2_048)
+    x, weight, y = torch.randn(2, 2_048, 16), torch.randn(2, 16, 40), torch.randn(2, 2_048)
 
     def gradients(x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden = torch.bmm(x, weight)

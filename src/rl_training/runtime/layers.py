@@ -2,6 +2,7 @@
 
 - A bias and a relu, and the slope of a relu in the gradient: passes over memory of their own otherwise.
 - Columns that nobody reads: the gradient of critics with respect to their inputs is wanted for the actions only.
+- Parts of a gradient that are zero: it reaches the outputs of the action taken only.
 - Sums over many rows of a matrix (the gradients of a bias, and of the weights of a single output) are products with one
   row: inductor takes them a few columns at a time, and goes through the whole matrix each time.
 """
@@ -18,9 +19,11 @@ from rl_training.runtime.products import product, relu_layer, relu_slope
 aten = torch.ops.aten
 Call = Callable[..., torch.fx.Node]
 LEAST_ROWS = 32  # fewer rows are sums of another kind in products.h, and nothing to gain
+LEAST_WIDTH = 16  # of parts of a matrix that are worth leaving out
 MANY_ROWS = 1_024  # a matrix that the caches do not hold
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
+_REORDERED = (aten.view.default, aten.reshape.default, aten.permute.default, aten.t.default)
 _RESHAPES = (aten.reshape.default, aten.view.default, aten.squeeze.dim)
 
 
@@ -69,7 +72,7 @@ def fuse_relus(graph: torch.fx.Graph, call: Call) -> None:
             continue
         operation, source, other = found
         with graph.inserting_before(node):
-            new = call(operation, *source.args, other)
+            new = call(operation, *source.args, other, **source.kwargs)
         node.replace_all_uses_with(new)
 
 
@@ -106,6 +109,22 @@ def _alone(node: Any) -> bool:
     if not isinstance(node, torch.fx.Node) or node.target is not product or len(node.users) > 1:
         return False
     return bool(node.meta["val"].shape[-2] >= LEAST_ROWS)
+
+
+def mark_parts(graph: torch.fx.Graph) -> None:
+    """The gradient of values that were chosen among several (the atoms of the action taken) is zero for the others."""
+    for node in graph.find_nodes(op="call_function", target=product):
+        left: Any = node.args[0]
+        size = left.meta["val"].shape
+        while left.target in _REORDERED:
+            left = left.args[0]
+        if left.target is not aten.where.self:
+            continue
+        chosen, value = left.args[0].meta["val"], left.meta["val"]
+        if value.dim() >= 3 and chosen.dim() == value.dim() and chosen.shape[-1] == 1:
+            parts, width = value.shape[-2:]
+            if parts > 1 and width >= LEAST_WIDTH and parts * width in size[-2:]:
+                node.kwargs = {"parts": parts}
 
 
 def sum_many_rows(graph: torch.fx.Graph, call: Call) -> None:

@@ -151,7 +151,7 @@ inline const float* packed(const float* b) {
 }
 
 template <long M, long N, long K, long a0, long a1, long b0, long b1, class End>
-inline void all_columns(long m, const float* a, const float* b, float* c, End end) {
+inline void all_columns(long m, long terms, const float* a, const float* b, float* c, End end) {
   // Rows a power of two apart share a few places of the first cache: with many rows of a, packing pays for that alone.
   constexpr bool pack = b1 != 1 || N % W != 0 || M >= 1024;
   constexpr int rest = M % R;
@@ -162,9 +162,9 @@ inline void all_columns(long m, const float* a, const float* b, float* c, End en
   if constexpr (pack) b = packed<N, K, b0, b1>(b);
   for (long i = 0; i < m; i += PART) {
     const long part = m - i < PART ? m - i : PART;
-    for (long k = 0; k < K; k += DEPTH) {
-      const long depth = K - k < DEPTH ? K - k : DEPTH;
-      const bool first = k == 0, last = k + DEPTH >= K;
+    for (long k = 0; k < terms; k += DEPTH) {
+      const long depth = terms - k < DEPTH ? terms - k : DEPTH;
+      const bool first = k == 0, last = k + DEPTH >= terms;
       const auto rows = [&](long n) { return b + (pack ? n * K : n) + k * stride; };
       const float* from = a + i * a0 + k * a1;
       for (long n = 0; n < whole; n += P)
@@ -176,53 +176,115 @@ inline void all_columns(long m, const float* a, const float* b, float* c, End en
   }
 }
 
-// The rows of a that are not zero throughout; returns how many. Most of them show it in their first few elements.
-template <long M, long K, long a0>
-inline long rows_with_values(const float* a, long* rows) {
-  long count = 0;
-  for (long m = 0; m < M; m++) {
-    bool zero = true;
-    for (long k = 0; k < K && zero; k += W) {
-      const long left = K - k < W ? K - k : W; // what is loaded beside is zero
-      zero = Vec::loadu(a + m * a0 + k, left).zero_mask() == (1 << W) - 1;
-    }
-    rows[count] = m;
-    count += !zero;
+// Most of what is not shows it in the first few elements.
+template <long K>
+inline bool is_zero(const float* a) {
+  for (long k = 0; k < K; k += W) {
+    const long left = K - k < W ? K - k : W; // what is loaded beside is zero
+    if (Vec::loadu(a + k, left).zero_mask() != (1 << W) - 1) return false;
   }
-  return count;
+  return true;
 }
 
-// The product of some rows of a; the others are zero throughout, and so are their sums.
+// The product of some rows of a, each stored in its place.
 template <long M, long N, long K, long a0, long b0, long b1, class End>
 inline void product_of_rows(const long* rows, long count, const float* a, const float* b, float* c, End end) {
   const long whole = (count + R - 1) / R * R;
   float *some_a = working_space(1, (M + R) * K), *some_c = working_space(2, (M + R) * N);
   for (long i = 0; i < count; i++) std::memcpy(some_a + i * K, a + rows[i] * a0, K * sizeof(float));
   std::memset(some_a + count * K, 0, (whole - count) * K * sizeof(float));
-  all_columns<M / R * R, N, K, K, 1, b0, b1>(whole, some_a, b, some_c, Stored{});
-  for (long m = 0, i = 0; m < M; m++) {
-    const bool zero = i == count || rows[i] != m;
+  all_columns<M / R * R, N, K, K, 1, b0, b1>(whole, K, some_a, b, some_c, Stored{});
+  for (long i = 0; i < count; i++)
     for (long n = 0; n < N; n += W) {
       const long columns = N - n < W ? N - n : W;
-      end(zero ? Vec(0.0f) : Vec::loadu(some_c + i * N + n, columns), m, n, columns).store(c + m * N + n, columns);
+      end(Vec::loadu(some_c + i * N + n, columns), rows[i], n, columns).store(c + rows[i] * N + n, columns);
     }
-    i += !zero;
+}
+
+// Rows whose sums have no terms.
+template <long N, class End>
+inline void empty_rows(const long* rows, long count, float* c, End end) {
+  for (long i = 0; i < count; i++)
+    for (long n = 0; n < N; n += W) {
+      const long columns = N - n < W ? N - n : W;
+      end(Vec(0.0f), rows[i], n, columns).store(c + rows[i] * N + n, columns);
+    }
+}
+
+// --- a matrix whose rows have values in one of several parts: the gradient of the outputs of the action taken ---
+
+// The rows with values in each part, and last those with none; false where a row has values in more than one part.
+template <long M, long Z, long parts, long g0>
+struct RowsByPart {
+  long rows[parts + 1][M], count[parts + 1] = {};
+  bool found(const float* g) {
+    for (long m = 0; m < M; m++) {
+      long part = parts;
+      for (long p = 0; p < parts; p++) {
+        if (is_zero<Z>(g + m * g0 + p * Z)) continue;
+        if (part != parts) return false;
+        part = p;
+      }
+      rows[part][count[part]++] = m;
+    }
+    return true;
   }
+};
+
+// g b
+template <long parts, long M, long N, long K, long a0, long b0, long b1, class End>
+inline bool product_by_parts(const float* a, const float* b, float* c, End end) {
+  constexpr long Z = K / parts;
+  RowsByPart<M, Z, parts, a0> by_part;
+  if (!by_part.found(a)) return false;
+  for (long p = 0; p < parts; p++)
+    if (by_part.count[p])
+      product_of_rows<M, N, Z, a0, b0, b1>(by_part.rows[p], by_part.count[p], a + p * Z, b + p * Z * b0, c, end);
+  empty_rows<N>(by_part.rows[parts], by_part.count[parts], c, end);
+  return true;
+}
+
+// g^T b
+template <long parts, long M, long N, long K, long a1, long b0>
+inline bool transposed_by_parts(const float* a, const float* b, float* c) {
+  constexpr long Z = M / parts;
+  RowsByPart<K, Z, parts, a1> by_part;
+  if (!by_part.found(a)) return false;
+  float *some_a = working_space(1, K * Z), *some_b = working_space(2, K * N);
+  for (long p = 0; p < parts; p++) {
+    const long count = by_part.count[p];
+    for (long i = 0; i < count; i++) {
+      std::memcpy(some_a + i * Z, a + by_part.rows[p][i] * a1 + p * Z, Z * sizeof(float));
+      std::memcpy(some_b + i * N, b + by_part.rows[p][i] * b0, N * sizeof(float));
+    }
+    if (count == 0) std::memset(c + p * Z * N, 0, Z * N * sizeof(float));
+    all_columns<Z, N, K, 1, Z, N, 1>(Z, count, some_a, some_b, c + p * Z * N, Stored{});
+  }
+  return true;
 }
 
 // c[M, N] with contiguous rows, from a[M, K] with strides a0, a1 and b[K, N] with strides b0, b1, one of which is 1.
-template <long M, long N, long K, long a0, long a1, long b0, long b1, class End = Stored>
+// `parts`: a, or its transpose, may be a matrix as above.
+template <long M, long N, long K, long a0, long a1, long b0, long b1, long parts = 1, class End = Stored>
 inline void product(const float* a, const float* b, float* c, End end = {}) {
   if constexpr (M <= 4 && a1 == 1 && b0 == 1 && std::is_same_v<End, Stored>) {
     dots<M, N, K, a0, b1, N>(a, b, c);
     return;
   }
+  if constexpr (parts > 1 && a1 == 1 && K % parts == 0)
+    if (product_by_parts<parts, M, N, K, a0, b0, b1>(a, b, c, end)) return;
+  if constexpr (parts > 1 && a0 == 1 && M % parts == 0 && b1 == 1 && N % W == 0 && std::is_same_v<End, Stored>)
+    if (transposed_by_parts<parts, M, N, K, a1, b0>(a, b, c)) return;
   if constexpr (a1 == 1 && M * N * K >= 1L << 22) { // worth a look: a gradient may flow through one critic in two
-    long rows[M];
-    const long count = rows_with_values<M, K, a0>(a, rows);
-    if (4 * count <= 3 * M) return product_of_rows<M, N, K, a0, b0, b1>(rows, count, a, b, c, end);
+    RowsByPart<M, K, 1, a0> by_part;
+    by_part.found(a);
+    if (4 * by_part.count[0] <= 3 * M) {
+      product_of_rows<M, N, K, a0, b0, b1>(by_part.rows[0], by_part.count[0], a, b, c, end);
+      empty_rows<N>(by_part.rows[1], by_part.count[1], c, end);
+      return;
+    }
   }
-  all_columns<M, N, K, a0, a1, b0, b1>(M, a, b, c, end);
+  all_columns<M, N, K, a0, a1, b0, b1>(M, K, a, b, c, end);
 }
 
 } // namespace rl_training

@@ -32,16 +32,21 @@ def _define(signature: str, fn: Callable[..., Tensor]) -> Any:
     return getattr(torch.ops.rl_training, name).default
 
 
-def _relu_slope(a: Tensor, b: Tensor, result: Tensor) -> Tensor:
+def _product(a: Tensor, b: Tensor, *, parts: int = 1) -> Tensor:
+    return torch.matmul(a, b)
+
+
+def _relu_slope(a: Tensor, b: Tensor, result: Tensor, *, parts: int = 1) -> Tensor:
     return torch.where(result <= 0.0, 0.0, torch.matmul(a, b))
 
 
-product = _define("product(Tensor a, Tensor b) -> Tensor", torch.matmul)
+# `parts`: each row of a, or each column, may have values in one of so many parts only (products.h).
+product = _define("product(Tensor a, Tensor b, *, int parts=1) -> Tensor", _product)
 # A layer, relu(a b + bias), and the gradient that reaches such a layer from the next one.
 relu_layer = _define(
     "relu_layer(Tensor a, Tensor b, Tensor bias) -> Tensor", lambda a, b, bias: torch.relu(torch.matmul(a, b) + bias)
 )
-relu_slope = _define("relu_slope(Tensor a, Tensor b, Tensor result) -> Tensor", _relu_slope)
+relu_slope = _define("relu_slope(Tensor a, Tensor b, Tensor result, *, int parts=1) -> Tensor", _relu_slope)
 
 
 def suits(left: Tensor, right: Tensor) -> bool:
@@ -53,39 +58,41 @@ def suits(left: Tensor, right: Tensor) -> bool:
 
 
 @register_lowering(product, type_promotion_kind=None)
-def _lower(a: Any, b: Any) -> Any:
+def _lower(a: Any, b: Any, parts: int = 1) -> Any:
     left, right = realize_inputs(a, b)  # type: ignore[no-untyped-call]
     for x in (left, right):
         x.freeze_layout()
     if _numbers(left, right) is None:
         operation = torch.ops.aten.mm if len(left.get_size()) == 2 else torch.ops.aten.bmm
         return lowerings[operation.default](a, b)
-    return _make(_Product, left, right)
+    return _make(_Product, parts, left, right)
 
 
 @register_lowering(relu_layer, type_promotion_kind=None)
 def _lower_relu_layer(a: Any, b: Any, bias: Any) -> Any:
-    return _lower_with(_ReluLayer, a, b, bias)
+    return _lower_with(_ReluLayer, 1, a, b, bias)
 
 
 @register_lowering(relu_slope, type_promotion_kind=None)
-def _lower_relu_slope(a: Any, b: Any, result: Any) -> Any:
-    return _lower_with(_ReluSlope, a, b, result)
+def _lower_relu_slope(a: Any, b: Any, result: Any, parts: int = 1) -> Any:
+    return _lower_with(_ReluSlope, parts, a, b, result)
 
 
-def _lower_with(kind: type[_Product], a: Any, b: Any, more: Any) -> Any:
+def _lower_with(kind: type[_Product], parts: int, a: Any, b: Any, more: Any) -> Any:
     left, right, more = realize_inputs(a, b, ir.ExternKernel.require_contiguous(more))  # type: ignore[no-untyped-call]
     for x in (left, right, more):
         x.freeze_layout()
     if _numbers(left, right) is None:
         right = realize_inputs(ir.ExternKernel.require_contiguous(b))  # type: ignore[no-untyped-call]
-    return _make(kind, left, right, more)
+    return _make(kind, parts, left, right, more)
 
 
-def _make(kind: type[_Product], left: Any, right: Any, *more: Any) -> Any:
+def _make(kind: type[_Product], parts: int, left: Any, right: Any, *more: Any) -> Any:
     size = [*left.get_size()[:-1], right.get_size()[-1]]
     layout = ir.FixedLayout(left.get_device(), left.get_dtype(), size)
-    return ir.TensorBox.create(kind(layout, [left, right, *more]))
+    kernel = kind(layout, [left, right, *more])
+    kernel.parts = parts
+    return ir.TensorBox.create(kernel)
 
 
 def _numbers(left: Any, right: Any) -> list[int] | None:
@@ -103,9 +110,11 @@ class _Product(ir.ExternKernelOut):
     """Written into the C++ around the kernels of a graph."""
 
     end = ""  # what products.h does to the sums, with the third input
+    parts = 1
 
     def codegen(self, wrapper: Any) -> None:
-        left, right, *more = self.inputs
+        inputs: Any = self.inputs
+        left, right, *more = inputs
         numbers = _numbers(left, right)
         assert numbers is not None
         if not getattr(wrapper, "has_products", False):
@@ -123,7 +132,8 @@ class _Product(ir.ExternKernelOut):
         for x in more:
             places.append(f"rl_training::{self.end.format(columns=numbers[1])}{{{place(x, _pointer(x))}}}")
         loop = f"for (long i = 0; i < {members}L; i++) " if members > 1 else ""
-        wrapper.writeline(f"{loop}rl_training::product<{', '.join(map(str, numbers))}>({', '.join(places)});")
+        sizes = ", ".join(map(str, (*numbers, self.parts)))
+        wrapper.writeline(f"{loop}rl_training::product<{sizes}>({', '.join(places)});")
 
 
 class _ReluLayer(_Product):

@@ -89,6 +89,7 @@ class CpuRewrites(CustomGraphPass):
                 if new is not None:
                     node.replace_all_uses_with(new)
                     graph.erase_node(node)
+        self.layers.mark_parts(graph)
         self.layers.fuse_relus(graph, _Calls(graph))
         self.layers.sum_many_rows(graph, _Calls(graph))
         for node in _read_often(graph):
