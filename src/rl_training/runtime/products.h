@@ -275,7 +275,8 @@ inline void product(const float* a, const float* b, float* c, End end = {}) {
     if (product_by_parts<parts, M, N, K, a0, b0, b1>(a, b, c, end)) return;
   if constexpr (parts > 1 && a0 == 1 && M % parts == 0 && b1 == 1 && N % W == 0 && std::is_same_v<End, Stored>)
     if (transposed_by_parts<parts, M, N, K, a1, b0>(a, b, c)) return;
-  if constexpr (a1 == 1 && M * N * K >= 1L << 22) { // worth a look: a gradient may flow through one critic in two
+  // Worth a look: a gradient may flow through one critic in two.
+  if constexpr (a1 == 1 && M * N * K >= 1L << 22 && M <= 1L << 14) {
     RowsByPart<M, K, 1, a0> by_part;
     by_part.found(a);
     if (4 * by_part.count[0] <= 3 * M) {
