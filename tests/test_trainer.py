@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,16 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
     assert seeds == {0, 1, None}  # a line for each seed, and one for the study
     assert list((result.run_dir / "tensorboard").glob("events*"))
     assert (result.run_dir / "config.yaml").is_file()
+
+
+def test_a_run_too_short_to_learn_says_so(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"nothing was learned: .* learning_starts"):
+        trainer("dqn", tmp_path, total_timesteps=20, algo_kwargs={"learning_starts": 1_000}).run()
+    with pytest.warns(UserWarning, match="nothing was learned"):
+        trainer("ppo", tmp_path, total_timesteps=20, algo_kwargs={"n_steps": 64}).run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer("ppo", tmp_path).run()
 
 
 def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.data.recipes import DatasetRecipe
-from rl_training.errors import UserError, did_you_mean, explain
+from rl_training.errors import UserError, explain
 from rl_training.ops.schedules import Fraction, Positive, Schedule
 
 Widths = tuple[Annotated[int, Field(ge=1, le=65536)], ...]
@@ -150,14 +150,10 @@ H = TypeVar("H", bound=Hyper)
 
 def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
     """Validate, and say in one sentence what is wrong, where, and what was probably meant."""
-    for name in values:
-        if name not in model.model_fields:
-            near = did_you_mean(name, model.model_fields)
-            raise UserError(f"{owner} has no setting '{name}'.{near} Known: {', '.join(sorted(model.model_fields))}")
     try:
         return model(**values)
     except ValidationError as error:
-        raise UserError(f"{owner}: {explain(error)}") from None
+        raise UserError(f"{owner}: {explain(error, model)}") from None
 
 
 __all__ = [

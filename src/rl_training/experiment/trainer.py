@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,6 +310,9 @@ class Trainer:
         runs.update_status(self.run_dir, status, reason=self._stop)
         if self._stop:
             self.progress.message(f"{status}: {self._stop}")
+        elif not self.loop.gradient_steps:
+            more = "give it more steps, or lower learning_starts, n_steps or num_envs"
+            warnings.warn(f"nothing was learned: the run ended before its first update; {more}", stacklevel=2)
         return TrainResult(
             run_dir=self.run_dir, checkpoint_path=path, final_eval=self._last_eval or {}, best_eval=self._best,
             metrics=dict(self._metrics), status=status, summary=summary, signal=self._signal,
