@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.data.recipes import DatasetRecipe
 from rl_training.errors import UserError, explain
@@ -13,13 +13,18 @@ from rl_training.ops.schedules import Fraction, Positive, Schedule
 Widths = tuple[Annotated[int, Field(ge=1, le=65536)], ...]
 
 
+def _not_negative(value: float | str) -> float | str:
+    if not isinstance(value, str) and not value >= 0.0:
+        raise ValueError("must be 'auto' or at least 0")
+    return value
+
+
+Temperature = Annotated[float | Literal["auto"], AfterValidator(_not_negative)]
+
+
 def constant(value: float) -> Any:
     """Default of a schedule field."""
     return Field(default_factory=lambda: Schedule(start=value))
-
-
-def linear(start: float, end: float) -> Any:
-    return Field(default_factory=lambda: Schedule(kind="linear", start=start, end=end))
 
 
 class Hyper(BaseModel):
@@ -166,9 +171,8 @@ __all__ = [
     "OnPolicyHyper",
     "Positive",
     "RolloutHyper",
+    "Temperature",
     "Widths",
     "constant",
-    "explain",
-    "linear",
     "parse_hyper",
 ]
