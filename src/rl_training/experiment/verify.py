@@ -188,8 +188,8 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
             curve["step"].append(row["step"])
             curve["mean_return"].append(row["eval/mean_reward"])
-            curve["ci95_low"].append(row.get("eval/ci95_low"))
-            curve["ci95_high"].append(row.get("eval/ci95_high"))
+            for end in ("ci95_low", "ci95_high"):  # one seed has no interval
+                curve[end].append(row.get(f"eval/{end}", row["eval/mean_reward"]))
     return {
         "algo": entry.algo,
         "env_id": entry.env_id,
