@@ -34,6 +34,7 @@ class BC(Algorithm[BCHyper]):
     Hyper = BCHyper
     name = "bc"
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
+    bounded_actions = True
     network_argument = "actor"
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -46,11 +47,6 @@ class BC(Algorithm[BCHyper]):
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return {"actor": network}
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if spec.action.kind == "box" and not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
 
     def setup(self) -> None:
         self.adam = self.optimizer()
