@@ -166,7 +166,8 @@ def randint(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:
 def permutation_int(key: int, n: int) -> np.ndarray:
     """`permutation` of a Python integer. NumPy sorts a thousand numbers several times faster than torch, and no two of
     them are equal."""
-    return permutations_int([key], n)[0]
+    order: np.ndarray = permutations_int([key], n)[0]
+    return order
 
 
 def permutations_int(keys: Sequence[int], n: int) -> np.ndarray:

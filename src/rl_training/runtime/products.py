@@ -105,7 +105,8 @@ class _Product(ir.ExternKernelOut):
     end = ""  # what products.h does to the sums, with the third input
 
     def codegen(self, wrapper: Any) -> None:
-        left, right, *more = self.inputs
+        inputs: list[Any] = list(self.inputs)
+        left, right, *more = inputs
         numbers = _numbers(left, right)
         assert numbers is not None
         if not getattr(wrapper, "has_products", False):
