@@ -419,5 +419,5 @@ def test_imitation_needs_vector_observations() -> None:
     from rl_training.envs.spec import ArraySpec, EnvSpec
 
     image = EnvSpec("Pixels-v0", ArraySpec((3, 16, 16), "uint8"), spec_for("gail").action)
-    with pytest.raises(UserError, match="gail needs a vector observation; Pixels-v0"):
+    with pytest.raises(UserError, match="gail needs vector observations; Pixels-v0"):
         GAIL(image)

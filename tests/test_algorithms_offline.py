@@ -265,6 +265,23 @@ def test_bc_learns_a_linear_policy(tmp_path: Path) -> None:
     assert float(np.abs(predicted - torque[:300]).mean()) < 0.1
 
 
+def test_stochastic_bc_is_the_likelihood_of_a_gaussian() -> None:
+    algorithm = make_algorithm("bc", "box", stochastic=True)
+    state, batch = algorithm.init_state(0), batch_for(algorithm)
+    actor = modules_of(algorithm, state)["actor"]
+    mean = torch.tanh(actor.head(actor.torso(batch["obs"])))
+    normal = torch.distributions.Normal(mean, actor.log_std.exp())
+    found = algorithm.train_step(state, batch, KEY)[1].metrics["loss"]
+    torch.testing.assert_close(found, -(normal.log_prob(batch["actions"]).sum(-1) * batch["weights"]).mean())
+    obs = batch["obs"][:1].expand(4000, -1)
+    drawn = algorithm.select_action(state, (), obs, KEY, explore=True)[1]
+    assert drawn.abs().max() == 1.0  # a deviation of 1: many are cut off at the bounds
+    inside = (drawn.abs() < 1.0).float().mean(0)
+    cdf = torch.distributions.Normal(mean[0], torch.ones(mean.shape[-1])).cdf
+    torch.testing.assert_close(inside, cdf(torch.tensor(1.0)) - cdf(torch.tensor(-1.0)), atol=0.03, rtol=0.0)
+    torch.testing.assert_close(algorithm.select_action(state, (), obs, KEY, explore=False)[1][0], mean[0])
+
+
 def test_checkpoint_has_recipe_and_hash_but_no_data(tmp_path: Path) -> None:
     data = load_transition_dataset("random", env_id="Pendulum-v1", size=300)
     write_dataset(data, tmp_path / "data.npz")

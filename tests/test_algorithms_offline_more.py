@@ -127,9 +127,10 @@ def test_marwil_weights_follow_the_running_size_of_the_advantage() -> None:
         state = after
 
 
-def test_marwil_without_beta_is_cloning() -> None:
-    """Discrete: the same step as behavioural cloning from the same weights."""
-    clone, marwil = make_algorithm("bc", "discrete"), make_algorithm("marwil", "discrete", beta=0.0)
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_marwil_without_beta_is_cloning(kind: str) -> None:
+    """The same step as behavioural cloning (of the noise too) from the same weights."""
+    clone, marwil = make_algorithm("bc", kind, stochastic=True), make_algorithm("marwil", kind, beta=0.0)
     batch = batch_for(marwil)
     state = marwil.init_state(0)
     start = clone.init_state(0)._replace(params={"actor": state.params["actor"]})

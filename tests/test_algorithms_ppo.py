@@ -115,7 +115,8 @@ def rollout(algorithm: Any, steps: int = 12, envs: int = 2, seed: int = 0) -> di
 
 
 def test_prepare_computes_advantages_by_the_definition() -> None:
-    """GAE as a double loop over the rollout: bootstrap at truncation, none at termination."""
+    """GAE as a double loop over the rollout: bootstrap at truncation, none at termination; nothing of a row that is no
+    transition (a worker broke) comes into those before it."""
     algorithm = make_algorithm("ppo", "discrete", gamma=0.9, gae_lambda=0.8)
     state, data = algorithm.init_state(0), rollout(make_algorithm("ppo", "discrete"))
     new, batch = algorithm.prepare(state, data, KEY)
@@ -130,11 +131,13 @@ def test_prepare_computes_advantages_by_the_definition() -> None:
                 bootstrap = 0.0 if data["terminated"][k, e] else 0.9 * float(next_values[k, e])
                 total += scale * (float(data["rewards"][k, e]) + bootstrap - float(values[k, e]))
                 scale *= 0.9 * 0.8
-                if data["terminated"][k, e] or data["truncated"][k, e]:
+                if data["terminated"][k, e] or data["truncated"][k, e] or not data["valid"][min(k + 1, steps - 1), e]:
                     break
             advantages[t, e] = total
-    torch.testing.assert_close(batch["advantages"], advantages.flatten(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(batch["returns"], (advantages + values).flatten(), rtol=1e-4, atol=1e-5)
+    kept = data["valid"].flatten()
+    assert 0 < kept.sum() < len(kept)
+    torch.testing.assert_close(batch["advantages"][kept], advantages.flatten()[kept], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batch["returns"][kept], (advantages + values).flatten()[kept], rtol=1e-4, atol=1e-5)
     assert torch.equal(batch["weights"], data["valid"].flatten().float())
 
 

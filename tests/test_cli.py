@@ -108,7 +108,12 @@ BAD = [
     (["train", "--config", "dqn/cartpole", "--set", "gamma"], ["key=value", "gamma"]),
     (["train", "--config", "dqn/cartpole", "--set", "gamma=2"], ["gamma = 2"]),
     (["train", "--config", "dqn/cartpole", "--set", "hidden_sizes=[0]"], ["hidden_sizes"]),
+    (["train", "--config", "dqn/cartpole", "--set", "hidden_sizes=64"], ["hidden_sizes = 64", "should be a list"]),
     (["train", "--config", "dqn/cartpole", "--set", "env_kwargs.wind=1"], ["wind"]),
+    (["train", "--config", "bc/pendulum", "--set", "dataset.paht=x.npz"], ["'dataset.paht'", "'path'", "reward_clip"]),
+    (["train", "--config", "sac/pendulum", "--set", "her.n_goals=4"], ["'her.n_goals'", "n_sampled_goal"]),
+    (["train", "--config", "bc/pendulum", "--set", "dataset.path=x.npz"], ["set kind to", "npz"]),
+    (["train", "--algo", "dqn", "--env", "Warehouse-v0", "-n", "9"], ["'Warehouse-v0' is not known. Register it"]),
     (["train", "--config", "dqn/cartpole", "--set", "buffer_size=1e15"], ["buffer_size"]),
     (["train", "--config", "dqn/cartpole", "--env", "Pendulum-v1"], ["discrete", "Pendulum-v1"]),
     (["train", "--config", "dqn/cartpole", "--execution", "fast"], ["execution", "fast", "eager"]),
@@ -124,6 +129,7 @@ BAD = [
     (["list", "--family", "on-polcy"], ["on-polcy", "on-policy"]),
     (["verify", "dqm"], ["dqm", "'dqn'"]),
     (["verify", "dqn", "--env", "Nope-v0"], ["Nope-v0", "CartPole-v1"]),
+    (["verify", "bc", "--env", "Nope-v0"], ["it has Pendulum-v1, CartPole-v1, HalfCheetah-v5"]),
     (["config", "--config", "dqn/cartpole", "--format", "xml"], ["--format", "xml"]),
 ]
 
@@ -160,6 +166,21 @@ def test_train_json_is_one_object_and_the_summary(cli, tmp_path):
         run_dir.name,
     ):
         assert word in result.err
+
+
+def test_what_others_print_does_not_reach_the_one_object(cli, tmp_path, monkeypatch):
+    """Environments and libraries (pygame's greeting) print as they like."""
+    run = trainer.Trainer.run
+
+    def noisy(self):
+        print("Hello from a library")
+        return run(self)
+
+    monkeypatch.setattr(trainer.Trainer, "run", noisy)
+    result = cli("train", *PPO, "-n", "64", "-o", tmp_path, "--json")
+    assert json.loads(result.out)["env_steps"] == 64
+    assert "Hello from a library" in result.err
+    assert "Hello from a library" in cli("train", *PPO, "-n", "64", "-o", tmp_path).out
 
 
 def test_no_hint_for_a_preset_or_where_none_exists(cli, tmp_path):

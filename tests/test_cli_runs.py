@@ -198,6 +198,11 @@ def test_list(cli, tmp_path, monkeypatch):
     rows = {row["name"]: row for row in json.loads(cli("list", "--json").out)["algorithms"]}
     assert list(rows) == list(registry.entries())
     assert rows["dqn"]["verified"][0]["score"] == 499.6
+    assert rows["ppo"]["verified"] == []
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # without results of its own: those that came with the library
+    elsewhere = {row["name"]: row for row in json.loads(cli("list", "--json").out)["algorithms"]}
+    assert [result["env_id"] for result in elsewhere["ppg"]["verified"]] == ["CartPole-v1"]
     assert "dqn/cartpole" in rows["dqn"]["presets"]
     family = json.loads(cli("list", "--json", "--family", "on-policy").out)["algorithms"]
     assert "ppo" in [row["name"] for row in family]

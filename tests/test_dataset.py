@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,14 @@ def test_bad_files(tmp_path: Path, changes: dict[str, Any], message: str) -> Non
     path = _npz(tmp_path, **{k: v for k, v in {**GOOD, **changes}.items() if v is not None})
     with pytest.raises(UserError, match=message) as error:
         read_dataset(path)
-    assert "bad.npz" in str(error.value)
+    assert str(error.value).count("bad.npz") == 1
+
+
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "dumps", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="No space left"):
+        write_dataset(made(), tmp_path / "new-v0", "minari")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hostile_npz(tmp_path: Path) -> None:

@@ -102,11 +102,19 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
     evaluation = {"mean_return": 498.76, "iqm": 499.9, "ci95": [490.04, 500.0]}
     row = {
         "algo": "dqn", "env_id": "CartPole-v1", "env_steps": 50_000, "seeds": [0, 1, 2], "final_eval": evaluation,
-        "threshold": 475, "passed": True, "source": "here",
+        "threshold": 475, "passed": True, "source": "here", "score": 498.76,
     }  # fmt: skip
     (tmp_path / "dqn__CartPole-v1.json").write_text(json.dumps(row))
     extra = {**row, "algo": "sac", "env_id": "Hopper-v5", "passed": False}
     (tmp_path / "sac__Hopper-v5.json").write_text(json.dumps(extra))
+    cut = {**extra, "env_id": "DMControl/walker-walk-v0", "completed": False, "total_timesteps": 100_000}
+    (tmp_path / "sac__walker.json").write_text(json.dumps({**cut, "score": 9.87}))
+    short = {line.split(" | ")[0]: line.split(" | ")[-1] for line in generate.overview(tmp_path).splitlines()}
+    assert short["| `dqn`"] == "CartPole 499 (475) |"
+    assert short["| `sac`"] == (
+        "Hopper 499 (475, **missed**)<br>walker-walk 9.87 (475, **missed**, cut at 50,000 of 100,000 steps) |"
+    )
+    (tmp_path / "sac__walker.json").unlink()
     lines = generate.measured(tmp_path).splitlines()
     assert lines[2] == "| `dqn` | CartPole-v1 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | yes | here |"
     assert "not run yet" in lines[3]

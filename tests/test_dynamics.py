@@ -314,7 +314,7 @@ def test_bad_input_is_refused_at_construction(name: str) -> None:
     from rl_training.experiment import registry
 
     image = EnvSpec("Pixels-v0", ArraySpec((3, 64, 64), "uint8"), spec_for("sac").action)
-    with pytest.raises(UserError, match="model of vector observations; Pixels-v0 gives images"):
+    with pytest.raises(UserError, match="needs vector observations; Pixels-v0 has"):
         registry.entry(name).load()(image)
     for fields, message in (
         ({"num_elites": 0}, "num_elites = 0: .*greater than or equal to 1"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import test_envs_helpers as helpers
@@ -89,6 +90,42 @@ def test_bad_data_names_the_environment_and_the_field(vectorization, fault, mess
     with pytest.raises(EnvError, match=message):
         run(env, bad_row=2)
     env.close()
+
+
+class Older(gym.Env):
+    """Made for an interface before Gymnasium's; or with a mistake of its own that reads alike."""
+
+    observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32) if self.fault == "reset" else (np.zeros(3, np.float32), {})
+
+    def step(self, action):
+        if self.fault == "own":
+            _first, _second = (1,)
+        return np.zeros(3, np.float32), 0.0, False, {}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_older_interface_is_named(wrapped):
+    def make(fault):
+        return make_vector_env(
+            lambda: gym.wrappers.TimeLimit(Older(fault), 9) if wrapped else Older(fault), seeds=[0], num_envs=2
+        )
+
+    env = make("step")
+    env.reset()
+    with pytest.raises(EnvError, match=r"\(episode 0, step 0\): step\(\) must return obs, reward, terminated"):
+        env.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvError, match=r"reset\(seed=...\) must return obs and info"):
+        make("reset").reset()
+    env = make("own")
+    env.reset()
+    with pytest.raises(ValueError, match="expected 2, got 1"):
+        env.step(np.zeros(2, np.int64))
 
 
 def test_an_error_of_the_environment_itself_is_passed_on_by_sync():

@@ -132,22 +132,26 @@ def test_replay_beside_a_dataset() -> None:
     spec = make_algorithm("sac").spec
     replay = Replay(transition_columns(spec), 10, 1, gamma=0.5)
     data = replay.init(1, torch.device("cpu"))
+    source = LikeDataset(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
     rewards = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     ends = {4: "terminated", 7: "truncated"}
+    lost = 9  # a worker broke after this row
     zeros = {name: torch.zeros(1, 1, *shape, dtype=kind) for name, (shape, kind) in replay.columns.items()}
     for i, reward in enumerate(rewards):
         row = {**zeros, "rewards": torch.tensor([[reward]])}
         if i in ends:
             row[ends[i]] = torch.ones(1, 1, dtype=torch.bool)
         replay.write(data, row, torch.ones(1, 1, dtype=torch.bool))
+        if i == lost:
+            broken = {**zeros, "truncated": torch.ones(1, 1, dtype=torch.bool)}
+            replay.write(data, broken, torch.zeros(1, 1, dtype=torch.bool))
     held = {name: x[0] for name, x in data.items()}
-    source = LikeDataset(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
     batch = source.sample(held, rng.key_from_seed(1), 300, torch.zeros(()))
     paid = [min(20.0, 2.0 * r + 1.0) for r in rewards]
     for row in range(300):
         time = next(t for t in range(2, 12) if t % replay.stride == int(batch["indices"][row]))
         assert float(batch["rewards"][row]) == paid[time]
-        stop = next((t for t in (4, 7) if t >= time), None)
+        stop = next((t for t in (4, 7, lost) if t >= time), None)
         known = stop is not None and stop - time < 3
         expected = sum(0.5 ** (t - time) * paid[t] for t in range(time, stop + 1)) if known else -np.inf
         assert float(batch["returns"][row]) == pytest.approx(expected)

@@ -100,9 +100,9 @@ def test_lambda_returns_are_the_geometric_mixture_of_n_step_returns() -> None:
     torch.testing.assert_close(actual, value_targets)  # the same estimator, written from the values
 
 
-def test_discounted_returns_bootstrap_only_at_cuts() -> None:
+def test_returns_at_lambda_1_bootstrap_only_at_cuts() -> None:
     r = rollout(30, 3, seed=2)
-    actual = returns.discounted_returns(*pick(r, "rewards", "next_values", "discounts", "continues"))
+    actual = returns.lambda_returns(*pick(r, "rewards", "next_values", "discounts", "continues"), 1.0)
     for n in range(3):
         for t in range(30):
             assert actual[t, n].item() == pytest.approx(n_step_return(r, t, n, 30), abs=1e-9)
@@ -173,25 +173,8 @@ def test_vtrace_on_policy_is_the_full_return() -> None:
     r = rollout(20, 2, seed=5)
     names = ("rewards", "values", "next_values", "discounts", "continues")
     _, targets = returns.vtrace(torch.zeros_like(r["rewards"]), *pick(r, *names))
-    full = returns.discounted_returns(*pick(r, "rewards", "next_values", "discounts", "continues"))
+    full = returns.lambda_returns(*pick(r, "rewards", "next_values", "discounts", "continues"), 1.0)
     torch.testing.assert_close(targets, full)
-
-
-def test_retrace_equals_the_double_sum() -> None:
-    r, length = rollout(25, 3, seed=6), 25
-    names = ("log_rhos", "rewards", "values", "next_values", "discounts", "continues")
-    targets = returns.retrace(*pick(r, *names), LAM)
-    c = LAM * r["log_rhos"].exp().clamp(max=1.0)
-    delta = r["rewards"] + r["discounts"] * r["next_values"] - r["values"]
-    for n in range(3):
-        for t in range(length):
-            total, trace = float(r["values"][t, n]), 1.0
-            for k in range(t, length):  # Eq. 3: the product runs from t + 1 to k
-                trace = trace * GAMMA * float(c[k, n]) if k > t else 1.0
-                total += trace * float(delta[k, n])
-                if not r["continues"][k, n]:
-                    break
-            assert targets[t, n].item() == pytest.approx(total, abs=1e-9)
 
 
 def test_gae_vmap_and_compiled_equal_a_loop() -> None:
@@ -222,13 +205,10 @@ def test_n_step_window_and_traces_under_vmap() -> None:
     for i in range(3):
         assert torch.equal(batched[i], torch.stack([single[i] for single in looped]))
     names = ("log_rhos", "rewards", "values", "next_values", "discounts", "continues")
-    for function in (returns.vtrace, returns.retrace):
-        results = torch.vmap(function)(*(stacked[k] for k in names))
-        results = results if isinstance(results, tuple) else (results,)
-        for s, single in enumerate(seeds):
-            alone = function(*pick(single, *names))
-            for x, y in zip(results, alone if isinstance(alone, tuple) else (alone,)):
-                assert torch.equal(x[s], y)
+    results = torch.vmap(returns.vtrace)(*(stacked[k] for k in names))
+    for s, single in enumerate(seeds):
+        for x, y in zip(results, returns.vtrace(*pick(single, *names))):
+            assert torch.equal(x[s], y)
 
 
 def test_lambda_returns_gradient_through_imagined_rewards() -> None:

@@ -43,7 +43,9 @@ def test_wheel_holds_the_package_and_its_assets(archives: Path) -> None:
         metadata = archive.read(f"rl_training-{rl_training.__version__}.dist-info/METADATA").decode()
         entry_points = archive.read(f"rl_training-{rl_training.__version__}.dist-info/entry_points.txt").decode()
     files = {name for name in names if ".dist-info/" not in name}
-    assert files == shipped((".py", ".h", ".yaml", ".typed", ".css", ".js"))
+    results = {f"rl_training/assets/results/{path.name}" for path in (ROOT / "results").glob("*.json")}
+    assert files == shipped((".py", ".h", ".yaml", ".typed", ".css", ".js")) | results
+    assert results, "`rl-training list` shows them wherever it is run"
     assert {"rl_training/py.typed", "rl_training/assets/ledger.yaml"} <= files
     assert {f"rl_training/assets/configs/{name}.yaml" for name in registry.presets()} <= files
     assert "Requires-Dist: torch>=2.10" in metadata

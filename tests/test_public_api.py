@@ -21,11 +21,20 @@ NAMES = {
         "TrainConfig", "algorithm_class", "load", "list_algorithms", "make_config", "Callback", "EarlyStopping",
         "ManagedAlgorithm", "ExperimentManager", "TrainResult", "DQN", "PPO", "SAC", "DoubleDQN",
     ],
-    "rl_training.algorithms": ["UpdateResult", "DQN", "PPO", "SAC", "train_dqn", "train_ppo", "train_sac"],
-    "rl_training.models": ["MLPQNetwork", "MLPSACModel"],
+    "rl_training.algorithms": [
+        "UpdateResult", "DQN", "PPO", "SAC", "train_dqn", "train_ppo", "train_sac", "naf_loss", "d4pg_loss", "iql_loss",
+        "mopo_model_loss",
+    ],
+    "rl_training.models": [
+        "MLPQNetwork", "MLPC51QNetwork", "MLPQRQNetwork", "MLPIQNNetwork", "MLPFQFNetwork", "MLPSACModel",
+        "MLPREDQModel", "MLPNAFModel", "MLPD4PGModel", "MLPIQLModel", "MLPMOPOEnsembleModel", "MLPGAILDiscriminator",
+    ],
     "rl_training.api": ["ManagedAlgorithm", "DQN", "PPO", "SAC"],
     "rl_training.experiment": ["ExperimentManager", "TrainResult"],
-    "rl_training.data": ["ReplayBuffer", "PrioritizedReplayBuffer", "RolloutBuffer"],
+    "rl_training.data": [
+        "ReplayBuffer", "PrioritizedReplayBuffer", "RecurrentReplayBuffer", "RolloutBuffer", "TransitionDataset",
+        "load_transition_dataset",
+    ],
 }  # fmt: skip
 
 
@@ -124,6 +133,20 @@ def test_stand_alone_batches_in_other_forms() -> None:
         bare_dqn().update({k: v for k, v in batch.items() if k != "dones"})
 
 
+def test_stand_alone_with_mixed_observations() -> None:
+    from rl_training.algorithms import PPO
+    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+
+    parts = {"image": ArraySpec((1, 36, 36), "uint8"), "vector": ArraySpec((3,))}
+    algorithm = PPO(EnvSpec("Mixed-v0", parts, ActionSpec("discrete", (2,))), hidden_sizes=(8,))
+    g = np.random.default_rng(0)
+    obs = {"image": g.integers(0, 255, (5, 1, 36, 36), np.uint8), "vector": g.normal(size=(5, 3))}
+    together = algorithm.act(obs, deterministic=True)
+    assert together.shape == (5,)
+    for i in range(5):
+        assert algorithm.act({k: v[i] for k, v in obs.items()}, deterministic=True) == together[i]
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_state_dict_round_trip(name: str) -> None:
     from helpers import acted_on, batch_for
@@ -146,6 +169,9 @@ def test_state_dict_round_trip(name: str) -> None:
     assert np.array_equal(first.act(obs, deterministic=True), second.act(obs, deterministic=True))
     with pytest.raises(rl_training.UserError, match="does not fit"):
         second.load_state_dict({k: v for k, v in saved.items() if k != "step"})
+    for other in saved:
+        with pytest.raises(rl_training.UserError, match=f"does not fit .*: {other}$"):
+            second.load_state_dict({**saved, other: torch.zeros(saved[other].numel() + 1)})
 
 
 def test_managed_class_from_start_to_end(tmp_path: Path) -> None:
@@ -166,7 +192,9 @@ def test_managed_class_from_start_to_end(tmp_path: Path) -> None:
     assert result.run_dir.is_dir()
     assert result.checkpoint_path.is_dir()
     assert result.final_eval["episodes"] == 1
-    assert "rollout/ep_rew_mean" in result.metrics
+    assert result.metrics["rollout/episodes"] > 1
+    assert result.metrics["rollout/ep_rew_mean"] == result.metrics["rollout/ep_len_mean"] > 5  # CartPole pays 1 a step
+    assert result.metrics["train/gradient_steps"] == result.summary["gradient_steps"] > 0
     agents = [model, load(result.checkpoint_path), DQN.load(result.run_dir), load(result.run_dir / "best")]
     g = np.random.default_rng(0)
     batch = g.normal(size=(6, 4)).astype(np.float32)

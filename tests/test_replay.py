@@ -125,6 +125,24 @@ def test_every_sample_is_a_true_transition(kind: str, n_step: int, capacity: int
     assert seen == held, "some rows can never be sampled"
 
 
+def test_a_draw_at_the_edge_of_a_block_meets_a_row_with_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding can put the draw a little before its block, whose first rows may be empty: their weight is infinite."""
+    replay = PrioritizedReplay(COLUMNS, 24, 2, gamma=GAMMA)
+    assert (replay.block, replay.stride) == (8, 13)  # rows 8 to 12 are the first environment's, and empty
+    for seed in range(300):
+        g = torch.Generator().manual_seed(seed)
+        data = replay.init(1, CPU)
+        data["count"].fill_(3)
+        data["priority"][0, :3] = 10 * torch.rand(3, generator=g)
+        data["priority"][0, 13:16] = torch.rand(3, generator=g)
+        data["block_sum"][0] = data["priority"][0].view(replay.blocks, replay.block).sum(-1)
+        share = data["block_sum"][0, 0] / data["block_sum"].sum()
+        monkeypatch.setattr(rng, "uniform", lambda key, shape, u=share: u.expand(shape))
+        batch = replay.sample(one(data), rng.key_from_seed(0), 1, PROGRESS)
+        assert int(batch["indices"]) in (0, 1, 2, 13, 14, 15)
+        assert torch.isfinite(batch["weights"]).all()
+
+
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
 def test_seeds_do_not_mix(kind: str) -> None:
     replay = make(kind, 40, 2, 3)

@@ -96,6 +96,24 @@ def test_batches_equal_what_was_written(alpha: float | None) -> None:
     assert seen == {(n, t) for n in range(ENVS) for t in complete}
 
 
+def test_an_episode_that_was_lost_ends_with_its_last_row() -> None:
+    """A worker broke after row 2: nothing of the next episode may be summed or remembered across."""
+    replay = RecurrentReplay(transition_columns(SPEC), 20, 1, length=6, period=6, gamma=GAMMA, n_step=3)
+    data = replay.init(1, torch.device("cpu"))
+    zeros = {name: torch.zeros(1, 1, *shape, dtype=kind) for name, (shape, kind) in replay.columns.items()}
+    yes, no = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool)
+    for t in range(6):
+        if t == 3:
+            replay.write(data, {**zeros, "truncated": yes}, no)
+        replay.write(data, {**zeros, "rewards": torch.tensor([[1.0 + t]])}, yes)
+    first = torch.zeros(1, dtype=torch.int64)
+    batch = replay.sequences({name: x[0] for name, x in data.items()}, first, first)
+    assert batch["is_first"][0].tolist() == [True, False, False, True, False, False]
+    assert batch["bootstrap"][0].tolist() == [2, 2, 2, 5, 5, 5]
+    torch.testing.assert_close(batch["rewards"][0, :3], torch.tensor([1 + 0.9 * 2 + 0.81 * 3, 2 + 0.9 * 3, 3.0]))
+    torch.testing.assert_close(batch["discounts"][0, :3], torch.tensor([0.9**3, 0.9**2, 0.9]))
+
+
 def test_priorities_choose_and_weights_correct() -> None:
     history = History(alpha=1.0, beta=1.0)
     batch = history.buffer.sample(64)

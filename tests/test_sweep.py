@@ -17,6 +17,7 @@ from sweep_worker import configs
 from rl_training.cli import main
 from rl_training.cli.sweep import grid, split_values
 from rl_training.errors import UserError
+from rl_training.experiment.atomic import held
 from rl_training.experiment.checkpoint import latest_valid
 from rl_training.experiment.pool import Event
 from rl_training.experiment.sweep import Sweep
@@ -113,11 +114,10 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 
 def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
-    lock = sweep._open()
-    with pytest.raises(UserError, match="another process"):
+    with held(sweep.directory, "the sweep"):
+        with pytest.raises(UserError, match="another process"):
+            sweep.run()
         sweep._open()
-    assert lock is not None
-    os.close(lock)
     with pytest.raises(UserError, match=r"gamma = None, this one 0.5"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path, algo_kwargs={"gamma": 0.5})]).run()
     with pytest.raises(UserError, match="of 1 trials, not 2"):

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from helpers import ALGORITHMS, config_for
 
 from rl_training import Callback, EarlyStopping, UserError
 from rl_training.experiment import registry
 from rl_training.experiment.agent import Agent
-from rl_training.experiment.checkpoint import list_checkpoints, load_checkpoint, resolve, verify
+from rl_training.experiment.atomic import held
+from rl_training.experiment.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    resolve,
+    save_checkpoint,
+    step_name,
+    verify,
+)
 from rl_training.experiment.metrics import read_metrics
 from rl_training.experiment.trainer import Trainer
 
@@ -203,6 +213,16 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
     assert (result.run_dir / "config.yaml").is_file()
 
 
+def test_a_run_too_short_to_learn_says_so(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"nothing was learned: .* learning_starts"):
+        trainer("dqn", tmp_path, total_timesteps=20, algo_kwargs={"learning_starts": 1_000}).run()
+    with pytest.warns(UserWarning, match="nothing was learned"):
+        trainer("ppo", tmp_path, total_timesteps=20, algo_kwargs={"n_steps": 64}).run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer("ppo", tmp_path).run()
+
+
 def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> None:
     result = trainer("sac", tmp_path, total_timesteps=80).run()
     with pytest.raises(UserError, match="already took 80 of 80 steps"):
@@ -211,6 +231,59 @@ def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> Non
     assert longer.run_dir == result.run_dir.resolve() or longer.run_dir == result.run_dir
     assert longer.summary["env_steps"] == 120
     assert longer.summary["gradient_steps"] == result.summary["gradient_steps"] + 40
+
+
+def test_a_run_that_goes_back_leaves_its_first_way(tmp_path: Path) -> None:
+    """Another budget makes other schedules: what was saved on the first way must not pass for the second's."""
+    options: dict[str, Any] = {"checkpoint_interval": 20, "keep_checkpoints": 9, "eval_interval": 20}
+    first = trainer("dqn", tmp_path, total_timesteps=60, **options).run()
+    folder = first.run_dir / "checkpoints"
+    with pytest.warns(UserWarning, match=r"goes back to step 20; .*step_000000000040\.replaced-"):
+        again = Trainer.resume(folder / "step_000000000020", total_timesteps=80, progress=False)
+    assert [path.name for path in list_checkpoints(folder, "step")] == ["step_000000000020"]
+    result = again.run()
+    assert result.summary["env_steps"] == 80
+    steps = list_checkpoints(folder, "step")
+    assert [path.name[-3:] for path in steps] == ["020", "040", "060", "080"]
+    assert [load_checkpoint(p, stems=()).meta["config"]["total_timesteps"] for p in steps] == [60, 80, 80, 80]
+    assert len(list(folder.glob("step_*.replaced-*"))) == 2
+    assert result.best_eval is not None
+    best = Agent.load(first.run_dir / "best", device="cpu").path
+    assert best is not None
+    assert int(best.name.removeprefix("best_")) == result.best_eval["step"]
+
+
+def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
+    """Each would cut the log of the other and append to it."""
+    result = trainer("dqn", tmp_path, total_timesteps=40).run()
+    before = (result.run_dir / "metadata.json").read_text()
+    late = Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
+    with held(result.run_dir, "the run"):
+        with pytest.raises(UserError, match="another process is working on the run in"):
+            late.run()
+        (result.run_dir / "metadata.json").write_text(before)
+        with pytest.raises(UserError, match="another process is working on the run in"):
+            Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
+        assert (result.run_dir / "metadata.json").read_text() == before
+    assert Trainer.resume(result.run_dir, total_timesteps=80, progress=False).run().status == "completed"
+
+
+def test_checkpoints_of_something_else_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    config = {"algo": "dqn", "env_id": "CartPole-v1", "total_timesteps": 100}
+    metas: list[dict[str, Any]] = [
+        {}, {"config": []}, {"config": config}, {"config": config, "counters": {"env_steps": []}},
+        {"config": config, "counters": {"env_steps": 5}, "dataset_hash": None},
+    ]  # fmt: skip
+    for step, meta in enumerate(metas):
+        tensors = {"state": {"a": torch.zeros(2)}}
+        path = save_checkpoint(
+            tmp_path / "checkpoints", step_name(step), tensors=tensors, meta={"kind": "full", **meta}
+        )
+        with pytest.raises(UserError, match="not a checkpoint of a training run, or of another version"):
+            Trainer.resume(path, progress=False)
+    stray = path.rename(tmp_path / path.name)
+    with pytest.raises(UserError, match="lies in no run"):
+        Trainer.resume(stray, progress=False)
 
 
 def test_an_interrupted_end_can_be_finished(tmp_path: Path) -> None:

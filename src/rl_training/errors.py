@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
 
 class UserError(ValueError):
@@ -24,6 +24,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+def _fields(model: type[BaseModel], path: Iterable[int | str]) -> list[str]:
+    """Names of the fields of a model inside another one."""
+    for part in path:
+        pending: list[Any] = [model.model_fields[part].annotation] if part in model.model_fields else []
+        while pending:
+            kind = pending.pop()
+            pending += get_args(kind)
+            if hasattr(kind, "model_fields"):
+                model = kind
+                break
+    return list(model.model_fields)
+
+
 def shown(value: object) -> str:
     """A value as a message shows it: at most a line (and Python refuses to print very large integers)."""
     try:
@@ -33,9 +46,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:100]}..."
 
 
-def explain(error: ValidationError) -> str:
-    """The first problem that pydantic found, as a sentence with key, value and what is allowed."""
-    problem = error.errors(include_url=False)[0]
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first problem that pydantic found with making a `model`, as a sentence with key, value and what is allowed;
+    a key that does not exist comes before all others."""
+    problems = error.errors(include_url=False)
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] == "extra_forbidden":
+        known = _fields(model, problem["loc"][:-1])
+        return f"unknown key '{key}'.{did_you_mean(str(problem['loc'][-1]), known)} Known: {', '.join(sorted(known))}"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("valid tuple", "list")
     return f"{key} = {shown(problem['input'])}: {message}" if key else message

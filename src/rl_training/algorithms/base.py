@@ -188,6 +188,8 @@ class Algorithm(Generic[H]):
     Hyper: ClassVar[type[Hyper]]
     name: ClassVar[str]
     actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
+    bounded_actions: ClassVar[bool] = False  # must a Box of actions have bounds, which [-1, 1] is scaled to?
+    vector_observations: ClassVar[bool] = False  # must observations be plain vectors?
     masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
@@ -320,6 +322,11 @@ class Algorithm(Generic[H]):
             article = "a bounded" if kinds == "box" else "a"
             noun = "continuous (Box)" if kinds == "box" else kinds
             raise UserError(f"{self.name} needs {article} {noun} action space; {spec.env_id} has {spec.action}")
+        if self.bounded_actions and spec.action.kind == "box" and not spec.action.bounded:
+            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
+        seen = spec.observation
+        if self.vector_observations and (isinstance(seen, dict) or len(seen.shape) != 1):
+            raise UserError(f"{self.name} needs vector observations; {spec.env_id} has {seen}")
 
     def optimizer(self, **changes: Any) -> Optimizer:
         hp: Any = self.hp
@@ -357,15 +364,16 @@ class Algorithm(Generic[H]):
     def state(self, value: TrainState) -> None:
         self._state = value
 
-    def _tensor(self, x: Any) -> Tensor:
+    def _tensor(self, x: Any) -> Any:
+        """On the device; a dict (mixed observations) part by part."""
+        if isinstance(x, dict):
+            return {name: self._tensor(part) for name, part in x.items()}
         tensor = torch.as_tensor(x, device=self.device)
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
     def standard_batch(self, batch: Batch) -> Batch:
         """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
-        out: Batch = {
-            k: tree_map(self._tensor, v) if isinstance(v, dict) else self._tensor(v) for k, v in batch.items()
-        }
+        out: Batch = self._tensor(batch)
         if missing := sorted(set(self.takes) - set(out)):
             raise UserError(f"{self.name}: the batch needs {', '.join(missing)}; it has {', '.join(sorted(out))}")
         if not self.takes and "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
@@ -400,25 +408,26 @@ class Algorithm(Generic[H]):
     def act(self, obs: Any, *, deterministic: bool = False, episode_start: Any = None) -> np.ndarray:
         """Actions for a batch of encoded observations (or one observation). Recurrent policies remember from call to
         call, until `memory.reset()` or where `episode_start` is true."""
-        array = self._tensor(obs)
-        rank = 1 if isinstance(self.spec.observation, dict) else len(self.spec.observation.shape)
-        single = array.ndim == rank
+        x, seen = self._tensor(obs), self.spec.observation
+        part, like = next((x[name], like) for name, like in seen.items()) if isinstance(seen, dict) else (x, seen)
+        single = part.ndim == len(like.shape)
         key = rng.fold(rng.key_from_seed(self.seed, _SHELL_ACT).to(self.device), self._acted)
         self._acted += 1
-        x = array.unsqueeze(0) if single else array
-        carry = self.memory.read(len(x), episode_start)
+        x = tree_map(lambda one: one.unsqueeze(0), x) if single else x
+        carry = self.memory.read(count_rows(x), episode_start)
         carry, action, _ = self.select_action(self.state, carry, x, key, explore=not deterministic)
         self.memory.write(carry)
         return (action[0] if single else action).cpu().numpy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor of the state by name; networks under their parameter names."""
+        """Every tensor of the state by name; the parameters of a network are one vector."""
         return {name: leaf.clone() for name, leaf in tree_items(self.state)}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         names = dict(tree_items(self.state))
-        if missing := sorted(set(names) ^ set(tensors)):
-            raise UserError(f"the state does not fit {type(self).__name__}: {', '.join(missing[:5])}")
+        wrong = set(names) ^ set(tensors) or {n for n, x in names.items() if tensors[n].numel() != x.numel()}
+        if wrong:
+            raise UserError(f"the state does not fit {type(self).__name__}: {', '.join(sorted(wrong)[:5])}")
         items = iter([tensors[name] for name in names])
         self.state = tree_map(lambda old: next(items).to(old.device, old.dtype).reshape(old.shape).clone(), self.state)
         for name, net in self.nets.items():

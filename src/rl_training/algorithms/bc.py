@@ -1,10 +1,13 @@
 """Behavioural cloning: supervised learning of the actions in a dataset (Pomerleau 1989).
 
 Box actions: squared error of a deterministic tanh policy, which is the likelihood of a Gaussian of fixed width and what
-the tables of the offline literature call BC. Discrete actions: cross-entropy.
+the tables of the offline literature call BC; or, with `stochastic`, the likelihood of a Gaussian whose width is
+learned, which clones the noise of the data too. Discrete actions: cross-entropy.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,8 @@ from rl_training.algorithms.hyper import OfflineHyper, Widths
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.continuous import Actor
-from rl_training.ops.distributions import for_action
+from rl_training.models.offline import GaussianActor
+from rl_training.ops.distributions import DiagGaussian, for_action
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 
@@ -22,29 +26,36 @@ from rl_training.ops.losses import weighted_mean
 class BCHyper(OfflineHyper):
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers."""
+    stochastic: bool = False
+    """Box actions: learn how far the data's actions spread as well, and explore as they do."""
 
 
 class BC(Algorithm[BCHyper]):
     Hyper = BCHyper
     name = "bc"
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
+    bounded_actions = True
     network_argument = "actor"
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        outputs = spec.action.dim if spec.action.kind == "box" else for_action(spec.action).size
-        return {"actor": Actor(spec, outputs, self.hp.hidden_sizes, self.hp.activation)}
+        sizes, activation = self.hp.hidden_sizes, self.hp.activation
+        if spec.action.kind != "box":
+            return {"actor": Actor(spec, for_action(spec.action).size, sizes, activation)}
+        if self.hp.stochastic:
+            return {"actor": GaussianActor(spec, sizes, activation)}
+        return {"actor": Actor(spec, spec.action.dim, sizes, activation)}
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return {"actor": network}
 
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if spec.action.kind == "box" and not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-
     def setup(self) -> None:
         self.adam = self.optimizer()
-        self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
+        self.box = self.spec.action.kind == "box"
+        self.dist: Any = None  # a deterministic policy
+        if not self.box:
+            self.dist = for_action(self.spec.action)
+        elif self.hp.stochastic:
+            self.dist = DiagGaussian(self.spec.action.dim)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         def loss(params: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +78,8 @@ class BC(Algorithm[BCHyper]):
         out = self.nets["actor"](state.params["actor"], obs)
         if self.dist is None:
             return carry, torch.tanh(out), {}
-        return carry, self.dist.sample(out, key) if explore else self.dist.mode(out), {}
+        action = self.dist.sample(out, key) if explore else self.dist.mode(out)
+        return carry, action.clamp(-1.0, 1.0) if self.box else action, {}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         raise UserError(f"{self.name} learns a policy only: it has no critic whose value could be asked for")

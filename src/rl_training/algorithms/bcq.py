@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.offline import BCQModel
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -54,6 +53,7 @@ class BCQ(Algorithm[BCQHyper]):
     Hyper = BCQHyper
     name = "bcq"
     actions = ("box",)
+    bounded_actions = vector_observations = True
     targets = ("perturbation", "critic")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -61,13 +61,6 @@ class BCQ(Algorithm[BCQHyper]):
         return self.named_networks(
             BCQModel(spec, hp.hidden_sizes, vae_hidden_sizes=hp.vae_hidden_sizes, activation=hp.activation)
         )
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-        if isinstance(spec.observation, dict) or spec.observation.is_image:
-            raise UserError(f"{self.name} needs vector observations; {spec.env_id} has images")
 
     def setup(self) -> None:
         self.adam = self.optimizer()

@@ -12,7 +12,6 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, Obs, Phase, TrainState, Tree
 from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
 from rl_training.data.her import HerOptions
-from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.exploration import Exploration, Kind
 from rl_training.ops.tree import tree_map
@@ -70,17 +69,13 @@ class ContinuousControl(Algorithm[C]):
     """Acting, once for the family: `squash(mean + deviation x noise)`, without the noise when evaluated."""
 
     actions = ("box",)
+    bounded_actions = True
     actor: ClassVar[str] = "actor"  # the network that acts
     squash: ClassVar[Literal["tanh", "clamp"]] = "clamp"
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         """What the policy would do: the one method of acting that an algorithm defines."""
         raise NotImplementedError
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:  # there must be bounds to scale [-1, 1] to
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
 
     def setup(self) -> None:
         hp, network = self.hp, self.nets[self.actor].module

@@ -57,6 +57,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     Hyper = DecisionTransformerHyper
     name = "decision_transformer"
     actions = ("box", "discrete")
+    bounded_actions = vector_observations = True
     network_argument = "actor"
     recurrent = True
     takes = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
@@ -77,10 +78,6 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
         hp = self.hp
-        if spec.action.kind == "box" and not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-        if isinstance(spec.observation, dict) or spec.observation.is_image:
-            raise UserError(f"{self.name} needs vector observations; {spec.env_id} has images")
         if not hp.hidden_sizes or len(set(hp.hidden_sizes)) > 1 or hp.hidden_sizes[0] % hp.num_heads:
             raise UserError(
                 f"{self.name}: hidden_sizes are its blocks, all of one width that num_heads = {hp.num_heads} divides;"

@@ -7,14 +7,14 @@ this follows; the actor uses the critics just updated.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import OffPolicyHyper, Positive, constant
+from rl_training.algorithms.hyper import OffPolicyHyper, Positive, Temperature, constant
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.value import DiscreteSACModel
 from rl_training.ops import rng
@@ -40,19 +40,12 @@ class DiscreteSACHyper(OffPolicyHyper):
     """Gradient steps between target updates."""
     num_critics: int = Field(2, ge=1)
     """Critics, of which the smallest value counts."""
-    ent_coef: float | Literal["auto"] = "auto"
+    ent_coef: Temperature = "auto"
     """Entropy temperature; auto tunes it towards the target entropy."""
     ent_coef_init: float = Field(1.0, gt=0.0)
     """Temperature at the start when it is tuned."""
     target_entropy_scale: float = Field(0.89, ge=0.0, le=1.0)
     """Entropy that the tuning aims at, as a share of that of the uniform policy."""
-
-    @field_validator("ent_coef")
-    @classmethod
-    def _not_negative(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value < 0.0:
-            raise ValueError("must be 'auto' or at least 0")
-        return value
 
 
 class DiscreteSAC(Algorithm[DiscreteSACHyper]):

@@ -140,17 +140,13 @@ class Dreamer(Algorithm[DreamerHyper]):
     Hyper = DreamerHyper
     name = "dreamer"
     actions = ("discrete", "box")
+    bounded_actions = True
     targets = ("critic",)
     recurrent = True
     compiled_whole = False
     takes = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")  # see `DreamReplay`
 
     # --- networks ---------------------------------------------------------------------------------------------------
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if spec.action.kind == "box" and not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has {spec.action} without bounds")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         sizes = SIZES[self.hp.size]

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Again, Algorithm, Aux, Batch, Phase, TrainState
 from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Widths
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.dynamics import EnsembleDynamics, Imagined, Norm, Prediction, identity_norm, imagine, targets_of
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import gaussian_nll
@@ -340,17 +339,11 @@ class ModelBased(Algorithm[F]):
     """An algorithm that owns a dynamics model."""
 
     actions = ("box",)
+    bounded_actions = vector_observations = True
 
     @cached_property
     def dynamics(self) -> Dynamics:
         return Dynamics(self.spec, self.hp).to(self.device)
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
-        if isinstance(spec.observation, dict) or len(spec.observation.shape) != 1:
-            raise UserError(f"{self.name} learns a dynamics model of vector observations; {spec.env_id} gives images")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return {"model": self.dynamics.network()}

@@ -16,7 +16,6 @@ from rl_training.algorithms.base import Batch, TrainState
 from rl_training.algorithms.hyper import OfflineHyper, Widths
 from rl_training.algorithms.sac import SAC, CriticReport, SACFields
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.continuous import SACModel
 
 
@@ -41,6 +40,7 @@ def gradient_similarity(gradients: Tensor) -> Tensor:
 class EDAC(SAC):
     Hyper = EDACHyper
     name = "edac"
+    vector_observations = True
     if TYPE_CHECKING:
         hp: EDACHyper
 
@@ -49,11 +49,6 @@ class EDAC(SAC):
         return self.named_networks(
             SACModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
         )
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if isinstance(spec.observation, dict) or spec.observation.is_image:
-            raise UserError(f"{self.name} needs vector observations; {spec.env_id} has images")
 
     def critic_loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor, key: Tensor

@@ -31,7 +31,7 @@ from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.recipes import DatasetRecipe, Kind
 from rl_training.data.source import Source
 from rl_training.data.storage import Data
-from rl_training.envs.spec import ArraySpec, EnvSpec
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.imitation import MLPGAILDiscriminator, action_code, action_code_size
 from rl_training.ops.grad import value_and_grad
@@ -119,16 +119,12 @@ class GAIL(Algorithm[GAILHyper]):
     Hyper = GAILHyper
     name = "gail"
     actions: ClassVar[Any] = PPO.actions
+    vector_observations = True
 
     @cached_property
     def ppo(self) -> PPO:
         fields = {name: getattr(self.hp, name) for name in PPOHyper.model_fields}
         return PPO(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **fields)
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if not isinstance(spec.observation, ArraySpec) or len(spec.observation.shape) != 1:
-            raise UserError(f"{self.name} needs a vector observation; {spec.env_id} has {spec.observation}")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return {**self.ppo.networks(spec), "discriminator": self.discriminator(spec)}

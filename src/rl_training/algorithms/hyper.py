@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.data.recipes import DatasetRecipe
-from rl_training.errors import UserError, did_you_mean, explain
+from rl_training.errors import UserError, explain
 from rl_training.ops.schedules import Fraction, Positive, Schedule
 
 Widths = tuple[Annotated[int, Field(ge=1, le=65536)], ...]
 
 
+def _not_negative(value: float | str) -> float | str:
+    if not isinstance(value, str) and not value >= 0.0:
+        raise ValueError("must be 'auto' or at least 0")
+    return value
+
+
+Temperature = Annotated[float | Literal["auto"], AfterValidator(_not_negative)]
+
+
 def constant(value: float) -> Any:
     """Default of a schedule field."""
     return Field(default_factory=lambda: Schedule(start=value))
-
-
-def linear(start: float, end: float) -> Any:
-    return Field(default_factory=lambda: Schedule(kind="linear", start=start, end=end))
 
 
 class Hyper(BaseModel):
@@ -150,14 +155,10 @@ H = TypeVar("H", bound=Hyper)
 
 def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
     """Validate, and say in one sentence what is wrong, where, and what was probably meant."""
-    for name in values:
-        if name not in model.model_fields:
-            near = did_you_mean(name, model.model_fields)
-            raise UserError(f"{owner} has no setting '{name}'.{near} Known: {', '.join(sorted(model.model_fields))}")
     try:
         return model(**values)
     except ValidationError as error:
-        raise UserError(f"{owner}: {explain(error)}") from None
+        raise UserError(f"{owner}: {explain(error, model)}") from None
 
 
 __all__ = [
@@ -170,9 +171,8 @@ __all__ = [
     "OnPolicyHyper",
     "Positive",
     "RolloutHyper",
+    "Temperature",
     "Widths",
     "constant",
-    "explain",
-    "linear",
     "parse_hyper",
 ]

@@ -104,7 +104,7 @@ class ImplicitQ(Algorithm[Any]):
         """log pi(a|s): [B]."""
         raise NotImplementedError
 
-    def value_loss(self, difference: Tensor, weights: Tensor) -> Tensor:
+    def value_loss(self, difference: Tensor) -> Tensor:
         """Loss of V for Q - V, per sample (Eq. 5)."""
         return expectile_loss(difference, self.hp.expectile)
 
@@ -116,7 +116,7 @@ class ImplicitQ(Algorithm[Any]):
 
         def value_loss(params: Tensor) -> tuple[Tensor, Tensor]:
             advantage = target_q - nets["value"](params, obs)
-            return weighted_mean(self.value_loss(advantage, weights), weights), advantage
+            return weighted_mean(self.value_loss(advantage), weights), advantage
 
         loss_v, advantage, grads = value_and_grad(value_loss, state.params["value"])
         value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)

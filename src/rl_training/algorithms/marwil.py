@@ -19,7 +19,6 @@ from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, TrainState, 
 from rl_training.algorithms.hyper import OfflineHyper, Widths
 from rl_training.algorithms.iql import advantage_weights
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.offline import ImitationModel
 from rl_training.ops.distributions import DiagGaussian, for_action
 from rl_training.ops.grad import value_and_grad
@@ -41,15 +40,11 @@ class MARWIL(Algorithm[MARWILHyper]):
     Hyper = MARWILHyper
     name = "marwil"
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
+    bounded_actions = True
     reads = ("returns",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return self.named_networks(ImitationModel(spec, self.hp.hidden_sizes, activation=self.hp.activation))
-
-    def check(self, spec: EnvSpec) -> None:
-        super().check(spec)
-        if spec.action.kind == "box" and not spec.action.bounded:
-            raise UserError(f"{self.name} needs a bounded action space; {spec.env_id} has an unbounded {spec.action}")
 
     def setup(self) -> None:
         self.adam = self.optimizer()

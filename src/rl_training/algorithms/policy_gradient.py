@@ -111,6 +111,7 @@ class PolicyGradient(Algorithm[R]):
         weights = rollout["valid"].to(torch.float32)
         terminated = rollout["terminated"].to(torch.float32)
         continues = (1.0 - terminated) * (1.0 - rollout["truncated"].to(torch.float32))
+        continues = continues * torch.cat([weights[1:], torch.ones_like(weights[:1])])  # up to a row that is none
         raw, mask = self.split(rollout["obs"])
         obs, (next_obs, _) = self.normalised(state, raw), self.observed(state, rollout["next_obs"])
         out, values, next_values = self.outlook(state.params, {**rollout, "obs": obs, "next_obs": next_obs})

@@ -10,12 +10,12 @@ import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
 from rl_training.algorithms.continuous import Behaviour, ContinuousControl, ContinuousFields, ContinuousHyper, delayed
-from rl_training.algorithms.hyper import Hyper
+from rl_training.algorithms.hyper import Hyper, Temperature
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.continuous import SACModel
 from rl_training.ops import rng
@@ -32,19 +32,12 @@ class SACFields(ContinuousFields):
     """Gradient steps between target updates."""
     policy_delay: int = Field(1, ge=1)
     """Gradient steps of the critics for each one of actor and temperature."""
-    ent_coef: float | Literal["auto"] = "auto"
+    ent_coef: Temperature = "auto"
     """Entropy temperature; auto tunes it towards the target entropy."""
     ent_coef_init: float = Field(1.0, gt=0.0)
     """Temperature at the start when it is tuned."""
     target_entropy: float | Literal["auto"] = "auto"
     """Entropy that the tuning aims at; auto is minus the number of action dimensions."""
-
-    @field_validator("ent_coef")
-    @classmethod
-    def _not_negative(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value < 0.0:
-            raise ValueError("must be 'auto' or at least 0")
-        return value
 
 
 class SACHyper(SACFields, ContinuousHyper):

@@ -34,5 +34,5 @@ class XQL(IQL):
     if TYPE_CHECKING:
         hp: XQLHyper
 
-    def value_loss(self, difference: Tensor, weights: Tensor) -> Tensor:
+    def value_loss(self, difference: Tensor) -> Tensor:
         return gumbel_loss(difference, self.hp.temperature, self.hp.max_exponent)

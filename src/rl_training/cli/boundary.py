@@ -27,6 +27,8 @@ PROGRAM = "rl-training"
 DEBUG = "--debug"
 _LONGEST = 600  # characters of a message: a value of a million digits must not fill the screen
 
+_stdout: Any = None  # the process's own, while another stands in its place
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Newer versions of typer carry their own copy of click: its classes are reached through the one typer has always shown.
@@ -60,13 +62,18 @@ def guarded(app: typer.Typer, argv: list[str]) -> int:
     """Run the app; whatever happens, the result is an exit status."""
     debug = DEBUG in argv  # wherever it stands: who needs it appends it to the command that failed
     argv = [word for word in argv if word != DEBUG]
-    with _plain_warnings(), _any_text():
+    with _plain_warnings(), _any_text(), _kept_clean("--json" in argv):
         try:
             status = _command(app)(argv, prog_name=PROGRAM, standalone_mode=False)
             sys.stdout.flush()
         except BaseException as error:  # SystemExit and KeyboardInterrupt as well
             status = _status_of(error, argv, debug)
     return status if isinstance(status, int) else 0
+
+
+def answer(text: str) -> None:
+    """What the command was asked for: stdout."""
+    print(text, file=_stdout or sys.stdout, flush=True)
 
 
 def tell(message: str) -> None:
@@ -162,8 +169,23 @@ def _drop_stdout() -> None:
     """The reader has gone: what is left in the buffer must not raise again when the interpreter ends."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, (_stdout or sys.stdout).fileno())
         os.close(null)
+
+
+@contextlib.contextmanager
+def _kept_clean(as_json: bool) -> Iterator[None]:
+    """With --json stdout holds one object and nothing else: what an environment or a library prints goes to stderr."""
+    global _stdout
+    if not as_json:
+        yield
+        return
+    before, _stdout = _stdout, sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _stdout = before
 
 
 @contextlib.contextmanager

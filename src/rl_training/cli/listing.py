@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,14 +25,15 @@ def list_algorithms(
     families = sorted({entry.family for entry in table.values()})
     if family is not None and family not in families:
         raise UserError(f"unknown family '{family}'.{did_you_mean(family, families)} Families: {', '.join(families)}")
-    verified = _verified()
+    keys = ("env_id", "score", "threshold", "at_most", "passed", "total_timesteps", "seeds")
+    verified = registry.results()
     rows = [
         {
             "name": entry.name,
             "family": entry.family,
             "actions": list(entry.actions),
             "presets": registry.presets(entry.name),
-            "verified": verified.get(entry.name, []),
+            "verified": [{key: row.get(key) for key in keys} for row in verified.get(entry.name, [])],
             "summary": entry.summary,
         }
         for entry in table.values()
@@ -44,16 +44,6 @@ def list_algorithms(
         return
     print(_table(rows))
     print("\nTrain one with: rl-training train --config ALGORITHM/PRESET, or --algo ALGORITHM --env ID -n STEPS")
-
-
-def _verified() -> dict[str, list[dict[str, Any]]]:
-    """Committed results by algorithm, the few numbers a table needs."""
-    if next(Path("results").glob("*__*.json"), None) is None:  # the import costs more than the rest of this command
-        return {}
-    from rl_training.experiment.verify import results
-
-    keys = ("env_id", "score", "threshold", "at_most", "passed", "total_timesteps", "seeds")
-    return {algo: [{key: row.get(key) for key in keys} for row in rows] for algo, rows in results().items()}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

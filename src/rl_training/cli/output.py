@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.cli.boundary import PROGRAM, tell
+from rl_training.cli.boundary import PROGRAM, answer, tell
 
 if TYPE_CHECKING:
     from rl_training.experiment.trainer import TrainResult
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Exactly one object. JSON has no NaN or infinity: they become null."""
-    print(json.dumps(as_plain(value), indent=2, allow_nan=False), flush=True)
+    answer(json.dumps(as_plain(value), indent=2, allow_nan=False))
 
 
 def as_plain(value: Any) -> Any:
@@ -44,9 +44,9 @@ def score(evaluation: Mapping[str, Any]) -> str:
     low, high = evaluation["ci95"]
     seeds, episodes = len(evaluation["per_seed"]), evaluation["episodes"]
     over = f"{episodes} episode{'s' * (episodes != 1)}" + (f" of {seeds} seeds" if seeds > 1 else "")
-    iqm = f"IQM {evaluation['iqm']:,.1f}, 95% interval [{low:,.1f}, {high:,.1f}]"
+    iqm = f"IQM {evaluation['iqm']:,.1f}, 95% interval [{low:,.1f}, {high:,.1f}], " if episodes > 1 else ""
     success = f", {evaluation['success_rate']:.0%} success" if "success_rate" in evaluation else ""
-    return f"{evaluation['mean_return']:,.1f}  ({iqm}, {over}{success})"
+    return f"{evaluation['mean_return']:,.1f}  ({iqm}{over}{success})"
 
 
 def command(*words: str | Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -60,8 +61,7 @@ def write_dataset(dataset: TransitionDataset, path: str | Path, kind: str | None
         raise UserError(f"cannot write the dataset to {path}: {error.strerror or error}") from None
     finally:
         with contextlib.suppress(OSError):
-            if temporary.is_file():
-                temporary.unlink()
+            temporary.unlink() if temporary.is_file() else shutil.rmtree(temporary)
 
 
 def _existing(path: Path, what: str) -> Path:
@@ -172,6 +172,8 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
             header, size = file.tell(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             if header + size != info.file_size:
                 raise ValueError(f"its header claims {size:,} bytes, {info.file_size - header:,} are there")
+        except UserError:
+            raise
         except ValueError as error:
             raise UserError(f"{path}: '{info.filename}' is not a valid array: {error}") from None
         if info.compress_type == zipfile.ZIP_STORED and size >= MAPPED_FROM and not fortran:
@@ -192,7 +194,7 @@ def _opened(path: Path, mode: str = "r") -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
-        raise UserError("HDF5 and Minari datasets need the offline extra: pip install rl-training[offline]") from None
+        raise UserError("HDF5 and Minari datasets need the offline extra: pip install 'rl-training[offline]'") from None
     try:
         with h5py.File(path, mode) as file:
             yield file

@@ -23,6 +23,7 @@ from rl_training.data.storage import Data
 from rl_training.envs.spec import GoalSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
+from rl_training.ops.operations import operation
 from rl_training.ops.returns import n_step_window
 
 if TYPE_CHECKING:
@@ -142,9 +143,8 @@ def distance_reward(threshold: float) -> Reward:
 _functions: list[Callable[..., Any]] = []  # what the operator below may call, by number
 
 
-@torch.library.custom_op("rl_training::compute_reward", mutates_args=())
-def _compute_reward(function: int, achieved: Tensor, desired: Tensor) -> Tensor:
-    """An environment's compute_reward on a batch [B, G]: an operator, so that a compiled graph can call it."""
+def _call(function: int, achieved: Tensor, desired: Tensor) -> Tensor:
+    """An environment's compute_reward on a batch [B, G]."""
     rewards = np.asarray(_functions[function](achieved.cpu().numpy(), desired.cpu().numpy(), {}), np.float32)
     if rewards.shape != achieved.shape[:1]:
         raise UserError(
@@ -154,19 +154,23 @@ def _compute_reward(function: int, achieved: Tensor, desired: Tensor) -> Tensor:
     return torch.from_numpy(np.array(rewards)).to(achieved.device)
 
 
-@_compute_reward.register_fake
-def _(function: int, achieved: Tensor, desired: Tensor) -> Tensor:
+def _shapes(function: int, achieved: Tensor, desired: Tensor) -> Tensor:
     return achieved.new_empty(achieved.shape[:1])
 
 
-@_compute_reward.register_vmap
-def _(info: Any, in_dims: Any, function: int, achieved: Tensor, desired: Tensor) -> tuple[Tensor, int]:
+def _batched(info: Any, in_dims: Any, function: int, achieved: Tensor, desired: Tensor) -> tuple[Tensor, int]:
     rows = [
         x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
         for x, dim in zip((achieved, desired), in_dims[1:])
     ]
     flat = [x.reshape(-1, x.shape[-1]).contiguous() for x in rows]
     return _compute_reward(function, *flat).view(rows[0].shape[:2]), 0
+
+
+_compute_reward = operation(
+    "compute_reward(int function, Tensor achieved, Tensor desired) -> Tensor", _call, "CPU", "CUDA", shapes=_shapes,
+    batched=_batched,
+)  # fmt: skip
 
 
 def numpy_reward(function: Callable[..., Any]) -> Reward:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import Level, level_recipe
-from rl_training.errors import UserError, did_you_mean, explain
+from rl_training.errors import UserError, explain
 
 Kind = Literal["random", "policy", "replay", "npz", "hdf5", "minari"]
 FILES = ("npz", "hdf5", "minari")
@@ -75,7 +75,7 @@ class DatasetRecipe(BaseModel):
         elif self.kind in ("policy", "replay") and (self.path is None) == (self.train is None):
             raise ValueError(f"a dataset of kind {self.kind} needs an agent: give either path or train")
         elif self.kind == "random" and (self.path is not None or self.train is not None):
-            raise ValueError("a dataset of kind random has no path and no agent")
+            raise ValueError("kind random has no path and no agent; set kind to policy, replay, npz, hdf5 or minari")
         if self.train is not None and self.kind in FILES:
             raise ValueError(f"a dataset of kind {self.kind} is read from its path: leave train out")
         if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
@@ -109,14 +109,10 @@ def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = Non
 
     `env` is the environment for recipes that name none.
     """
-    known = DatasetRecipe.model_fields
-    for name in fields:
-        if name not in known:
-            raise UserError(f"a dataset has no setting '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}")
     try:
         recipe = DatasetRecipe(kind=kind, **fields)
     except ValidationError as error:
-        raise UserError(f"dataset: {explain(error)}") from None
+        raise UserError(f"dataset: {explain(error, DatasetRecipe)}") from None
     return make_dataset(recipe, env)
 
 

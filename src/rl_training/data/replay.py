@@ -36,6 +36,7 @@ class Replay(Storage):
             columns = {k: v for k, v in columns.items() if k not in ("obs", "next_obs")}
         super().__init__(columns, max(1, math.ceil(capacity / num_envs)), num_envs)
         self.gamma, self.n_step, self.hindsight, self.frames = gamma, n_step, hindsight, frames
+        self.walks = n_step > 1  # is anything summed from row to row?
 
     def init(self, seeds: int, device: torch.device) -> Data:
         data = super().init(seeds, device)
@@ -58,10 +59,8 @@ class Replay(Storage):
         corrections: dict[str, tuple[Tensor, Tensor]] = {}
         if self.hindsight is not None:
             self.hindsight.write(self, data, row, advance)
-        if self.n_step > 1:  # an episode that was lost ends with its newest row, or a walk would go on into the next
-            newest = self.slots(data["count"] - 1)
-            lost = row["truncated"] & ~advance
-            corrections = {"truncated": (newest, data["truncated"].gather(-1, newest) | lost)}
+        if self.walks:
+            corrections = self.lost_ends(data, row, advance)
         if self.frames is not None:
             self.frames.write(self, data, row, advance)
             row = {k: v for k, v in row.items() if k not in ("obs", "next_obs")}
@@ -164,7 +163,8 @@ class PrioritizedReplay(Replay):
         mass = torch.minimum(share * total, total * (1.0 - 1e-6))
         block = (block_end.unsqueeze(0) <= mass.unsqueeze(-1)).sum(-1).clamp(max=self.blocks - 1)  # [B]
         inside = torch.cumsum(data["priority"].view(self.blocks, self.block)[block], -1)  # [B, block]
-        rest = torch.minimum(mass - (block_end[block] - data["block_sum"][block]), inside[:, -1] * (1.0 - 1e-6))
+        rest = mass - (block_end[block] - data["block_sum"][block])
+        rest = torch.minimum(rest.clamp(min=0.0), inside[:, -1] * (1.0 - 1e-6))  # rounding may leave it below 0
         rows = block * self.block + (inside <= rest.unsqueeze(-1)).sum(-1).clamp(max=self.block - 1)
         env = rows // self.stride
         newest = data["count"][env] - 1

@@ -91,7 +91,7 @@ class RecurrentReplay(Storage):
         rows = dict(row)
         if self.state is not None:
             self._keep_state(data["state"], rows.pop("state"), time)
-        slots = super().write(data, rows, advance)
+        slots = self.put(data, rows, advance, self.lost_ends(data, row, advance) if "truncated" in rows else {})
         if self.alpha is not None:  # the sequence that this row completes can be drawn from now on
             start = data["count"] - self.length
             complete = advance & (start >= 0) & (start % self.period == 0)

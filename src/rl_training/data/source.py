@@ -69,6 +69,7 @@ class LikeDataset:
 
     def __init__(self, replay: Replay, rule: RewardRule, horizon: int = 0) -> None:
         self.replay, self.rule, self.horizon = replay, rule, horizon
+        replay.walks = replay.walks or horizon > 0
 
     def init(self, seeds: int, device: torch.device) -> Data:
         return self.replay.init(seeds, device)

@@ -143,6 +143,13 @@ class Storage:
         data["count"].add_(advance)
         return slots
 
+    def lost_ends(self, data: Data, row: Data, advance: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Corrections for `put`: an episode that was lost (its end is no transition) ends with its newest row, or a
+        reader that goes from row to row would walk on into the next episode."""
+        newest = self.slots(data["count"] - 1)
+        lost = row["truncated"].to(torch.bool) & ~advance
+        return {"truncated": (newest, data["truncated"].gather(-1, newest) | lost)}
+
     def cut(self, data: Data) -> None:
         """The running episodes go on no further than the last transition stored: it counts as truncated."""
         rows = self.slots(data["count"] - 1)  # where nothing is stored: the spare row

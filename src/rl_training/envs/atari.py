@@ -29,7 +29,7 @@ def _ale() -> Any:
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
         return ale
     except ImportError:
-        raise UserError("Atari games need the Atari extra: pip install rl-training[atari]") from None
+        raise UserError("Atari games need the Atari extra: pip install 'rl-training[atari]'") from None
 
 
 def area_weights(old: int, new: int) -> Array:

@@ -20,7 +20,7 @@ from rl_training.envs.spaces import Array
 from rl_training.errors import UserError, did_you_mean
 
 DM_CONTROL_ID = re.compile(r"DMControl/([a-z0-9_]+)-([a-z0-9_]+)-v0")
-EXTRA = "pip install rl-training[dm-control]"
+EXTRA = "pip install 'rl-training[dm-control]'"
 
 
 def _suite() -> Any:

@@ -40,7 +40,7 @@ def find_spec(env_id: str) -> GymSpec:
         try:
             importlib.import_module("ale_py")  # registers its environments on import
         except ImportError:
-            raise UserError(f"{env_id} needs the Atari extra: pip install rl-training[atari]") from None
+            raise UserError(f"{env_id} needs the Atari extra: pip install 'rl-training[atari]'") from None
     try:
         if module:
             importlib.import_module(module)
@@ -48,8 +48,17 @@ def find_spec(env_id: str) -> GymSpec:
     except ModuleNotFoundError as error:
         raise UserError(f"Environment '{env_id}': module '{error.name}' cannot be imported.") from None
     except (gym.error.Error, ImportError) as error:
-        hint = did_you_mean(env_id, gym.registry)
-        raise UserError(f"Environment '{env_id}' is not known. {hint.strip() or error}") from None
+        newest = {_family(known): known for known in sorted(gym.registry)}  # without versions, which all look alike
+        near = did_you_mean(_family(env_id), newest)
+        for family in re.findall(r"'(.*)'", near):
+            near = near.replace(family, newest[family])
+        if isinstance(error, gym.error.NameNotFound):  # its sentence would say the same once more
+            error = gym.error.Error("Register it first, or write module:Env-v0 to import the module that does.")
+        raise UserError(f"Environment '{env_id}' is not known. {near.strip() or error}") from None
+
+
+def _family(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id)
 
 
 def make_env(source: EnvSource, env_kwargs: dict[str, Any] | None = None) -> gym.Env[Any, Any]:
@@ -93,5 +102,5 @@ def _missing(spec: GymSpec, error: Exception) -> str:
     text = f"{spec.entry_point} {error}".lower()
     for extra, words in {"box2d": ("box2d",), "mujoco": ("mujoco",), "atari": ("ale_py", "atari")}.items():
         if any(word in text for word in words) and "gymnasium-robotics" not in text:
-            return f"{spec.id} needs the {extra} extra: pip install rl-training[{extra}]"
+            return f"{spec.id} needs the {extra} extra: pip install 'rl-training[{extra}]'"
     return f"{spec.id} cannot be made, something it needs is missing: {error}"

@@ -215,7 +215,7 @@ def make_native(
             envpool = importlib.import_module("envpool")
         except ImportError:
             raise UserError(
-                "vectorization 'envpool' needs the envpool extra: pip install rl-training[envpool]"
+                "vectorization 'envpool' needs the envpool extra: pip install 'rl-training[envpool]'"
             ) from None
         keys = [episode_seed(int(seed), stream, 0, 0) for seed in seeds]
         pools = [envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=k, **env_kwargs) for k in keys]

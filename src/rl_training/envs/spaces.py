@@ -271,10 +271,6 @@ class ActionDecoder:
             decoded = np.rint(decoded).astype(self._env_dtype)
         return decoded if self._flat else decoded.reshape(rows)
 
-    def decode_one(self, action: Any) -> Any:
-        """One action, without a batch axis."""
-        return self.decode(np.asarray(action, dtype=self.dtype)[None])[0]
-
     def encode(self, actions: Array) -> Array:
         """A batch of environment actions, as datasets hold them, in the algorithm's terms."""
         actions = np.asarray(actions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -128,12 +129,16 @@ class SubEnvs:
         ended: list[tuple[int, bool, bool, Any]] = []
         batch: list[Any] = []
         batch_rewards: list[Any] = []
-        for env_step, action in zip(self._steps, self.decoder.decode(actions)):
-            obs, reward, terminated, truncated, info = env_step(action)
-            if terminated or truncated:
-                ended.append((len(batch), terminated, truncated, info.get("is_success", np.nan)))
-            batch.append(obs)
-            batch_rewards.append(reward)
+        try:
+            for env_step, action in zip(self._steps, self.decoder.decode(actions)):
+                obs, reward, terminated, truncated, info = env_step(action)
+                if terminated or truncated:
+                    ended.append((len(batch), terminated, truncated, info.get("is_success", np.nan)))
+                batch.append(obs)
+                batch_rewards.append(reward)
+        except (TypeError, ValueError) as error:
+            self._name_interface(error, len(batch), "step() must return obs, reward, terminated, truncated and info")
+            raise
         self._log.append(actions)
         self._now += 1
         try:
@@ -198,7 +203,11 @@ class SubEnvs:
             env.close()
 
     def _reset_one(self, i: int, parity: int) -> None:
-        obs, _ = self.envs[i].reset(seed=episode_seed(*self._places[i], int(self.buffers.episode[i])))
+        try:
+            obs, _ = self.envs[i].reset(seed=episode_seed(*self._places[i], int(self.buffers.episode[i])))
+        except (TypeError, ValueError) as error:
+            self._name_interface(error, i, "reset(seed=...) must return obs and info")
+            raise
         self._returns[i] = 0.0
         self._starts[i] = self._now
         self._write(obs, i, parity)
@@ -208,6 +217,14 @@ class SubEnvs:
             self.encoder.write(obs, self.buffers.halves[parity].obs, i)
         except (TypeError, ValueError) as error:
             raise self._fault(i, str(error)) from None
+
+    def _name_interface(self, error: Exception, i: int, rule: str) -> None:
+        """Say so where an environment of an older interface is at fault: its values could not be taken apart here or
+        in a wrapper of Gymnasium. An error of the environment itself is not ours to explain."""
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        name = frame.f_globals.get("__name__", "")
+        if "unpack" in str(error) and (name == __name__ or name.startswith("gymnasium.")):
+            raise self._fault(i, f"{rule}, as Gymnasium says ({error})") from error
 
     def _name_fault(self, batch: list[Any], rewards: list[Any], parity: int) -> None:
         """Find the row that could not be written, off the hot path."""

@@ -15,7 +15,7 @@ from rl_training.envs.masks import components, without_choice
 from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.errors import UserError
 from rl_training.experiment import registry
-from rl_training.experiment.checkpoint import Checkpoint, load_checkpoint, resolve
+from rl_training.experiment.checkpoint import Checkpoint, load_checkpoint, readable, resolve
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.stats import eval_summary
 from rl_training.ops import rng
@@ -79,11 +79,9 @@ class Agent:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
     ) -> Agent:
-        try:
+        with readable(checkpoint.path):
             config = TrainConfig(**checkpoint.meta["config"])
             spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{checkpoint.path} is not a checkpoint of a training run: {error}") from None
         algorithm = build_algorithm(config, spec, choose_device(device))
         blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
         tensors = checkpoint.tensors["state"]

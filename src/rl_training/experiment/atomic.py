@@ -14,9 +14,10 @@ import math
 import os
 import signal
 import stat
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -197,6 +198,31 @@ def try_lock(directory: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+@contextmanager
+def held(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
+    """A directory for one process alone, made where it is missing; after `wait` seconds it is somebody else's."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{directory} is a file, or below one: give another --output-dir") from None
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            lock = try_lock(directory)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"another process is working on {what} in {directory}: wait until it has ended, or stop it"
+                ) from None
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def os_reason(error: OSError) -> str:

@@ -15,8 +15,8 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,16 @@ def checkpoint_step(path: Path) -> int:
     if match is None:
         raise ValueError(f"{path.name} is not a checkpoint name")
     return int(match[2])
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What a checkpoint says is taken as it is found; where something is not there, it is not one of ours."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{path} is not a checkpoint of a training run, or of another version: {what}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- save
@@ -391,6 +401,25 @@ def _looks_complete(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def set_aside_later(directory: Path, step: int) -> list[Path]:
+    """Take the names from what was saved after `step`, for a run that goes back to it; returns the new places.
+
+    It may go another way this time (another budget makes other schedules), and its log is cut back: a later checkpoint
+    of the first way must neither be taken for one of the second nor stand in its place.
+    """
+    if not any(checkpoint_step(path) > step and verify(path) is None for path in list_checkpoints(directory, "step")):
+        return []
+    later = [path for path in list_checkpoints(directory) if checkpoint_step(path) > step]
+    places = [path.with_name(f"{path.name}.replaced-{uuid.uuid4().hex}") for path in later]
+    try:
+        for path, place in zip(later, places):
+            os.rename(path, place)
+    except OSError as error:
+        raise write_error(f"Cannot set the later checkpoint {path} aside", error) from error
+    _warn(f"the run goes back to step {step:,}; what it saved later is now {', '.join(place.name for place in places)}")
+    return places
 
 
 def clean_leftovers(directory: Path) -> list[Path]:

@@ -132,7 +132,7 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
             return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
         if problem["type"] == "missing":
             return f"the configuration needs '{problem['loc'][0]}'"
-    return explain(error)
+    return explain(error, model)
 
 
 def preset_path(name: str) -> Path | None:

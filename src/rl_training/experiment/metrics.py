@@ -11,7 +11,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,20 @@ class MetricsLogger:
             values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
             # One event for all: add_scalar makes one for each, at several times the cost.
             events.add_summary(self._summary(value=values), step, walltime=now)
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> Iterator[tuple[int | None, dict[str, float]]]:
+    """What is logged of an evaluation, as `stats.eval_summary` gives it: (seed, values) of each agent, then of all."""
+    seeds, success = summary["per_seed"], ("success_rate",) if "success_rate" in summary else ()
+    names = {"mean_return": "mean_reward", "std_return": "std_reward", "mean_length": "mean_ep_length"}
+    for row in seeds:
+        own = {f"eval/{names.get(key, key)}": row[key] for key in (*names, *success)}
+        yield (row["seed"] if len(seeds) > 1 else None), own
+    if len(seeds) > 1:
+        values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
+        values |= {f"eval/{key}": summary[key] for key in success}
+        low, high = summary["ci95"]
+        yield None, {**values, "eval/ci95_low": low, "eval/ci95_high": high}
 
 
 def _cut(path: Path, position: int | None) -> None:

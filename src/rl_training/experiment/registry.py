@@ -7,11 +7,13 @@ each entry point is named after the algorithm and points to an `Entry`, or to a 
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import UserError, did_you_mean
@@ -236,3 +238,18 @@ def presets(name: str | None = None) -> list[str]:
         if file.name.endswith(".yaml")
     ]
     return sorted(found)
+
+
+def results(folder: Path | None = None) -> dict[str, list[dict[str, Any]]]:
+    """What `rl-training verify` has written, by algorithm: in `folder`, or else in this directory, or else what came
+    with the package (in a clone it is beside it)."""
+    package = Path(__file__).parents[1]
+    places = [folder] if folder else [Path("results"), package / "assets/results", package.parents[1] / "results"]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in next(filter(None, (sorted(place.glob("*__*.json")) for place in places)), []):
+        try:
+            row = json.loads(path.read_text())
+            found.setdefault(row["algo"], []).append(row)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found

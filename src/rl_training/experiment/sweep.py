@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.atomic import atomic_write_json, try_lock
+from rl_training.experiment.atomic import atomic_write_json, held
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.pool import RETRIES, Event, Job, Pool
 from rl_training.experiment.trials import TrialState, forget_failure, run_trial, summary_of, trial_state
@@ -78,8 +77,8 @@ class Sweep:
         """
         if workers < 1:
             raise UserError(f"workers = {workers}: a sweep needs at least one")
-        lock = self._open()
-        try:
+        with held(self.directory, "the sweep"):
+            self._open()
             if retry_failed:
                 for trial in self.trials:
                     forget_failure(trial.directory)
@@ -87,40 +86,23 @@ class Sweep:
             table = self.results()
             atomic_write_json(self.directory / RESULTS, table)
             return table
-        finally:
-            if lock is not None:
-                os.close(lock)
 
     def _jobs(self) -> Iterator[Job]:
         for trial in self.trials:
             # The environment as this command names it: a checkpoint's word may not have a module imported.
             yield Job(trial.name, trial.directory, (str(trial.directory), trial.config.to_dict(), trial.config.env_id))
 
-    def _open(self) -> int | None:
-        """Create the directory, or find that it holds this very sweep; then hold it."""
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{self.directory} is a file, or below one: give another --output-dir") from None
-        try:
-            lock = try_lock(self.directory)
-        except BlockingIOError:
-            raise UserError(f"another process is working on the sweep in {self.directory}") from None
-        try:
-            for leftover in self.directory.glob("*.tmp-*"):  # of a writer that was killed
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            path = self.directory / PLAN
-            if path.exists():
-                self._compare(path)
-            elif any(self.directory.iterdir()):
-                raise UserError(f"{self.directory} is not empty and holds no sweep: give another --output-dir")
-            else:
-                atomic_write_json(path, self.plan)
-        except BaseException:
-            if lock is not None:
-                os.close(lock)
-            raise
-        return lock
+    def _open(self) -> None:
+        """Find that the directory holds this very sweep, or make it so."""
+        for leftover in self.directory.glob("*.tmp-*"):  # of a writer that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        path = self.directory / PLAN
+        if path.exists():
+            self._compare(path)
+        elif any(self.directory.iterdir()):
+            raise UserError(f"{self.directory} is not empty and holds no sweep: give another --output-dir")
+        else:
+            atomic_write_json(path, self.plan)
 
     def _compare(self, path: Path) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment import registry
 from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
+from rl_training.experiment.atomic import held
 from rl_training.experiment.callbacks import Callback, named
 from rl_training.experiment.checkpoint import (
     Checkpoint,
@@ -24,13 +26,15 @@ from rl_training.experiment.checkpoint import (
     clean_leftovers,
     load_checkpoint,
     prune,
+    readable,
     resolve,
     save_checkpoint,
+    set_aside_later,
     step_name,
 )
 from rl_training.experiment.collecting import dataset_of, expert_of
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.metrics import MetricsLogger
+from rl_training.experiment.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.nan_dump import save_nan_dump
 from rl_training.experiment.process import stop_signals, suitable_threads
 from rl_training.experiment.progress import Progress
@@ -109,7 +113,8 @@ class Trainer:
             self._show = progress
             self.env_restored: str | None = None
             if checkpoint is not None:
-                self._restore(checkpoint)
+                with readable(checkpoint.path):
+                    self._restore(checkpoint)
             elif config.init_from is not None:
                 start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
@@ -146,12 +151,14 @@ class Trainer:
             raise UserError(
                 f"{found} holds a policy only (it was the best evaluation); resume from the run directory instead"
             )
-        config = TrainConfig(**checkpoint.meta["config"])
+        if found.parent.name != "checkpoints":
+            raise UserError(f"{found} lies in no run: put it below the checkpoints/ of one to go on from it")
+        with readable(found):
+            config = TrainConfig(**checkpoint.meta["config"])
+            taken = int(checkpoint.meta["counters"]["env_steps"])
         if total_timesteps is not None:
             config = config.model_copy(update={"total_timesteps": total_timesteps})
-        done = config.total_timesteps <= checkpoint.meta["counters"]["env_steps"]
-        if done and runs.read_status(found.parent.parent) in ("completed", "stopped"):
-            taken = checkpoint.meta["counters"]["env_steps"]
+        if config.total_timesteps <= taken and runs.read_status(found.parent.parent) in ("completed", "stopped"):
             raise UserError(
                 f"this run already took {taken:,} of {config.total_timesteps:,} steps;"
                 " give a larger --total-timesteps to go on"
@@ -180,7 +187,11 @@ class Trainer:
     def _open_run_dir(self) -> Path:
         if self.resumed is not None:
             path = self.resumed.path.parent.parent
-            runs.update_status(path, "running")
+            with held(path, "the run"):  # before anything is changed; for good only while it trains
+                best = best_name(self._best["step"]) if self._best is not None else ""
+                if set_aside_later(path, self.loop.env_steps) and not (path / "checkpoints" / best).is_dir():
+                    self._best = None  # its policy is gone: the next evaluation is the best that there is
+                runs.update_status(path, "running")
         else:
             path = runs.create_run_dir(self.config.output_dir, self.config.algo, self.config.env_id, self.seeds)
             runs.write_metadata(path, device=str(self.device), command=self.command)
@@ -195,7 +206,8 @@ class Trainer:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        with stop_signals(self._on_signal), suitable_threads(self.algorithm):  # until the environments are closed
+        alone, threads = held(self.run_dir, "the run"), suitable_threads(self.algorithm)
+        with alone, stop_signals(self._on_signal), threads:  # until the environments are closed
             return self._run()
 
     def _run(self) -> TrainResult:
@@ -223,7 +235,7 @@ class Trainer:
         except NonFiniteError:
             runs.update_status(self.run_dir, "failed", reason="non-finite values")
             raise
-        except Exception as error:
+        except BaseException as error:  # an environment may also call sys.exit()
             with contextlib.suppress(OSError):
                 runs.update_status(self.run_dir, "failed", reason=f"{type(error).__name__}: {error}"[:500])
             raise
@@ -298,6 +310,9 @@ class Trainer:
         runs.update_status(self.run_dir, status, reason=self._stop)
         if self._stop:
             self.progress.message(f"{status}: {self._stop}")
+        elif not self.loop.gradient_steps:
+            more = "give it more steps, or lower learning_starts, n_steps or num_envs"
+            warnings.warn(f"nothing was learned: the run ended before its first update; {more}", stacklevel=2)
         return TrainResult(
             run_dir=self.run_dir, checkpoint_path=path, final_eval=self._last_eval or {}, best_eval=self._best,
             metrics=dict(self._metrics), status=status, summary=summary, signal=self._signal,
@@ -346,20 +361,8 @@ class Trainer:
             return False
         summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths, result.successes)
         step = self.loop.env_steps
-        for i, seed in enumerate(self.seeds):
-            row = summary["per_seed"][i]
-            values = {
-                "eval/mean_reward": row["mean_return"], "eval/std_reward": row["std_return"],
-                "eval/mean_ep_length": row["mean_length"],
-                **({"eval/success_rate": row["success_rate"]} if "success_rate" in row else {}),
-            }  # fmt: skip
-            self.logger.log(step, values, seed if len(self.seeds) > 1 else None)
-        if len(self.seeds) > 1:
-            lo, hi = summary["ci95"]
-            values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
-            if "success_rate" in summary:
-                values["eval/success_rate"] = summary["success_rate"]
-            self.logger.log(step, {**values, "eval/ci95_low": lo, "eval/ci95_high": hi})
+        for seed, values in evaluation_rows(summary):
+            self.logger.log(step, values, seed)
         self._last_eval, self._evaluated_at = {**summary, "step": step}, step
         success = f", {summary['success_rate']:.0%} success" if "success_rate" in summary else ""
         self.progress.message(

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_training.errors import UserError
-from rl_training.experiment.atomic import atomic_write_json, try_lock
+from rl_training.experiment.atomic import atomic_write_json, held
 from rl_training.experiment.run_dir import read_status
 
 if TYPE_CHECKING:
@@ -80,8 +78,8 @@ def run_trial(
 
     A signal leaves the trial "started": the trainer has saved a checkpoint, and the next call goes on from it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with _alone(directory):
+    # An orphan of a killed sweep may still be saving its run: wait until it is gone.
+    with held(directory, "the trial", wait=_LOCK_LIMIT):
         if trial_state(directory).over:
             return None
         try:
@@ -138,22 +136,3 @@ def summary_of(state: TrialState) -> dict[str, Any]:
 def _sentence(error: Exception) -> str:
     text = " ".join(str(error).split())[:600] or type(error).__name__
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold the trial. An orphan of a killed sweep may still be saving its run: wait until it is gone."""
-    deadline = time.monotonic() + _LOCK_LIMIT
-    while True:
-        try:
-            lock = try_lock(directory)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise UserError(f"another process has been working on {directory} for two minutes") from None
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 
 from rl_training.errors import UserError
-from rl_training.experiment.atomic import atomic_write_json, atomic_write_text, try_lock
+from rl_training.experiment.atomic import atomic_write_json, atomic_write_text, held
 from rl_training.experiment.callbacks import Callback
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.pool import RETRIES, Event, Job, Pool
@@ -66,8 +65,8 @@ class Tuning:
     def run(self, workers: int = 1, *, retries: int = RETRIES) -> dict[str, Any]:
         """Complete the study and give its report. Calling it again goes on, also with more trials."""
         optuna()
-        lock = self._open()
-        try:
+        with held(self.directory, "the study"):
+            self._open()
             study = self._study()
             if not study.get_trials(deepcopy=False):
                 study.enqueue_trial(base_values(self.config, self.space), skip_if_exists=True)
@@ -81,9 +80,6 @@ class Tuning:
             pool.run(self._jobs(study, workers))
             self._finish(study, retries)
             return report(self.directory)
-        finally:
-            if lock is not None:
-                os.close(lock)
 
     def _study(self) -> Any:
         return open_study(self.directory, create=True)
@@ -149,38 +145,24 @@ class Tuning:
         pool = Pool("rl_training.experiment.sweep:work", 1, retries=retries, on_event=self.on_event)
         pool.run(iter([job]))
 
-    def _open(self) -> int | None:
+    def _open(self) -> None:
         plan = {
             "config": identity(self.config), "space": self.space, "seeds": list(self.seeds),
             "final_seeds": list(self.final_seeds), "sampler_seed": self.sampler_seed,
         }  # fmt: skip
         plan = json.loads(json.dumps(plan))
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{self.directory} is a file, or below one: give another --output-dir") from None
-        try:
-            lock = try_lock(self.directory)
-        except BlockingIOError:
-            raise UserError(f"another process is working on the study in {self.directory}") from None
         path = self.directory / PLAN
-        try:
-            if path.exists():
-                different = sorted(key for key, value in plan.items() if read_plan(self.directory).get(key) != value)
-                if different:
-                    raise UserError(
-                        f"{self.directory} holds another study (its {', '.join(different)} differ);"
-                        " repeat the command that began it, or give another --output-dir"
-                    )
-            elif any(item for item in self.directory.iterdir() if ".tmp-" not in item.name):
-                raise UserError(f"{self.directory} is not empty and holds no study: give another --output-dir")
-            else:
-                atomic_write_json(path, plan)
-        except BaseException:
-            if lock is not None:
-                os.close(lock)
-            raise
-        return lock
+        if path.exists():
+            different = sorted(key for key, value in plan.items() if read_plan(self.directory).get(key) != value)
+            if different:
+                raise UserError(
+                    f"{self.directory} holds another study (its {', '.join(different)} differ);"
+                    " repeat the command that began it, or give another --output-dir"
+                )
+        elif any(item for item in self.directory.iterdir() if ".tmp-" not in item.name):
+            raise UserError(f"{self.directory} is not empty and holds no study: give another --output-dir")
+        else:
+            atomic_write_json(path, plan)
 
 
 def make_tuning(

@@ -81,7 +81,8 @@ def find(algo: str, env: str | None = None) -> list[LedgerEntry]:
         raise UserError(f"the ledger has no entry for '{algo}'.{did_you_mean(algo, known)} Entries: {', '.join(known)}")
     chosen = [row for row in mine if env in (None, row.env_id)]
     if not chosen:
-        raise UserError(f"the ledger has no entry for {algo} on {env}; it has {', '.join(r.env_id for r in mine)}")
+        known = list(dict.fromkeys(row.env_id for row in mine))
+        raise UserError(f"the ledger has no entry for {algo} on {env}; it has {', '.join(known)}")
     return chosen
 
 
@@ -187,8 +188,8 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
             curve["step"].append(row["step"])
             curve["mean_return"].append(row["eval/mean_reward"])
-            curve["ci95_low"].append(row.get("eval/ci95_low"))
-            curve["ci95_high"].append(row.get("eval/ci95_high"))
+            for end in ("ci95_low", "ci95_high"):  # one seed has no interval
+                curve[end].append(row.get(f"eval/{end}", row["eval/mean_reward"]))
     return {
         "algo": entry.algo,
         "env_id": entry.env_id,
@@ -227,15 +228,3 @@ def verify(
         for entry in find(algo, env)
     ]
     return {"algo": algo, "passed": all(row["passed"] for row in rows), "results": rows}
-
-
-def results(directory: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
-    """Committed results by algorithm; empty where there are none (an installed package carries none)."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(directory.glob("*__*.json")):
-        try:
-            row = json.loads(path.read_text())
-            found.setdefault(row["algo"], []).append(row)
-        except (OSError, ValueError, KeyError):
-            continue
-    return found

@@ -66,11 +66,6 @@ def lambda_returns(
     return reverse_scan(rewards + discounts * (1.0 - mix) * next_values, discounts * mix)
 
 
-def discounted_returns(rewards: Tensor, next_values: Tensor, discounts: Tensor, continues: Tensor) -> Tensor:
-    """Monte-Carlo returns `[T, ...]`, bootstrapped only where the rollout or a truncated episode is cut off."""
-    return lambda_returns(rewards, next_values, discounts, continues, 1.0)
-
-
 def n_step_window(
     rewards: Tensor, terminated: Tensor, truncated: Tensor, available: Tensor, gamma: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,21 +110,3 @@ def vtrace(
     next_targets = next_values + continues * _shift_back(corrections)
     advantages = rhos * (rewards + discounts * next_targets - values)  # section 4.2
     return advantages, values + corrections
-
-
-def retrace(
-    log_rhos: Tensor,
-    rewards: Tensor,
-    q_values: Tensor,
-    next_values: Tensor,
-    discounts: Tensor,
-    continues: Tensor,
-    lam: float | Tensor = 1.0,
-) -> Tensor:
-    """Retrace(lambda) targets for Q(x_t, a_t), `[T, ...]` (Munos 2016, Eq. 3 and 4 with c = lam * min(1, ratio)).
-
-    `next_values[t]` = E_{a ~ pi} Q(x_{t+1}, a). The trace into row t + 1 is cut by the ratio of row t + 1.
-    """
-    traces = log_rhos.clamp(max=0.0).exp() * lam  # exp(min(log ratio, 0)) = min(ratio, 1)
-    deltas = rewards + discounts * next_values - q_values
-    return q_values + reverse_scan(deltas, discounts * continues * _shift_back(traces))

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.ops.operations import operation
+
 _MASK = (1 << 64) - 1
 
 
@@ -66,11 +68,7 @@ def _mix_array(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
-# One operation, so that it stands as one in a recording.
-_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("mix(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("mix", mix_on_host, "CPU")  # type: ignore[no-untyped-call]
-mix_op = torch.ops.rl_training.mix.default
+mix_op = operation("mix(Tensor x) -> Tensor", mix_on_host, "CPU")  # one operation, so that a recording holds one
 
 
 def key_from_seed(seed: int, stream: int = 0) -> Tensor:

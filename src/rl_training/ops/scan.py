@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.ops.operations import operation
+
 Tensors = list[Tensor]
 Step = Callable[[Tensors, Tensors, Tensors], Tensors]  # (weights, state, one row) -> the next state
 
@@ -46,7 +48,7 @@ def scan(name: str, weights: Tensors, start: Tensors, rows: Tensors, *, reverse:
     """The states after each row: [T, ...] for each part of the state. `rows` [T, ...], from the last one if `reverse`;
     results stand at the place of their row."""
     if _always or torch.compiler.is_compiling():
-        out: Tensors = torch.ops.rl_training.scan(name, weights, start, rows, reverse, 0)
+        out: Tensors = _scan(name, weights, start, rows, reverse, 0)
         return out
     return _loop(_steps[name], weights, start, rows, reverse)
 
@@ -63,9 +65,6 @@ def _loop(step: Step, weights: Tensors, start: Tensors, rows: Tensors, reverse: 
 
 
 # --- the same as one operation of a graph ----------------------------------------------------------------------------
-
-_library: Any = torch.library.Library("rl_training", "DEF")  # type: ignore[no-untyped-call]
-_library.define("scan(str name, Tensor[] weights, Tensor[] start, Tensor[] rows, bool reverse, int seeds) -> Tensor[]")
 
 
 def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bool, seeds: int) -> Tensors:
@@ -115,11 +114,11 @@ def _batched(info: Any, in_dims: Any, name: str, weights: Tensors, start: Tensor
         return [y.movedim(0, place) if d is None else x.movedim(d, place) for x, y, d in zip(tensors, spread, dims)]
 
     parts = (moved(x, d, place) for x, d, place in zip((weights, start, rows), in_dims[1:4], (0, 0, 1)))
-    out = torch.ops.rl_training.scan(name, *parts, reverse, info.batch_size)
+    out = _scan(name, *parts, reverse, info.batch_size)
     return out, [1] * len(out)
 
 
-_library.impl("scan", _run, "CPU")
-_library.impl("scan", _run, "CUDA")
-torch.library.register_fake("rl_training::scan", _shapes, lib=_library)
-torch.library.register_vmap("rl_training::scan", _batched, lib=_library)
+_scan = operation(
+    "scan(str name, Tensor[] weights, Tensor[] start, Tensor[] rows, bool reverse, int seeds) -> Tensor[]",
+    _run, "CPU", "CUDA", shapes=_shapes, batched=_batched,
+)  # fmt: skip

@@ -29,12 +29,11 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.lowering import register_lowering
 from torch._inductor.pattern_matcher import stable_topological_sort
 
+from rl_training.ops.operations import operation
+
 aten = torch.ops.aten
 
-_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("stored(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("stored", torch.clone, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_stored = torch.ops.rl_training.stored.default
+_stored = operation("stored(Tensor x) -> Tensor", torch.clone, "CompositeExplicitAutograd")
 
 
 @register_lowering(_stored, type_promotion_kind=None)
