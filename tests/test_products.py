@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_training.algorithms.target_rules import take
 from rl_training.runtime.executor import CPU_GRAPHS_SINCE, compiled, torch_version
-from rl_training.runtime.rewrites import CpuRewrites
+from rl_training.runtime.rewrites import CpuRewrites, _Calls
 
 pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
 
@@ -84,6 +88,79 @@ def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
     for given in (pull, torch.zeros_like(pull)):
         got, exact = fast(x, weight, actions, given), gradients(x, weight, actions, given)
         torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
+
+
+def gradients(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Any:
+    """Of two layers with relu."""
+
+    def loss(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
+        return (torch.relu(torch.relu(x @ w1 + b1) @ w2 + b2) ** 2).sum()
+
+    return torch.func.grad_and_value(loss, argnums=(0, 1, 2, 3))(x, w1, b1, w2)
+
+
+def test_relus_are_part_of_the_products_and_rows_of_zeros_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of one network and of an ensemble, with rests everywhere; then large products, as in the gradient of the
+    lower of two critics: a row has values in one of them only."""
+    found: Counter[str] = Counter()
+    ordinary = CpuRewrites.__call__
+
+    def rewrite(self: CpuRewrites, graph: torch.fx.Graph) -> None:
+        ordinary(self, graph)
+        graph.eliminate_dead_code()
+        found.update(str(node.target) for node in graph.nodes)
+
+    monkeypatch.setattr(CpuRewrites, "__call__", rewrite)
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    networks = [  # the terms of a second layer are more than products.h takes at a time
+        (normal(37, 5), normal(300, 5).mT, normal(300), normal(300, 21), normal(21)),
+        (normal(2, 33, 9), normal(2, 9, 17), normal(2, 1, 17), normal(2, 35, 17).mT, normal(2, 1, 35)),
+    ]
+    weights, result = normal(200, 170), normal(130, 170)
+
+    def fn(networks: list[tuple[Tensor, ...]], left: Tensor, weights: Tensor, result: Tensor) -> Any:
+        slope = torch.where(result <= 0, 0.0, (2.0 * left) @ weights)
+        return [gradients(*layers) for layers in networks], left @ weights, slope
+
+    graph = torch.no_grad()(compiled(fn, CPU))
+    with fresh_cache():  # a graph from the cache would not be rewritten
+        graph(networks, torch.zeros(130, 200), weights, result)
+    for live in (0, 1, 13, 77, 111, 130):  # from 98 on it is the product of all rows
+        rows, left = torch.randperm(130, generator=generator)[:live], torch.zeros(130, 200)
+        left[rows] = normal(live, 200)
+        left[rows, :150] = 0.0  # a row may begin with zeros
+        layers, plain, slope = graph(networks, left, weights, result)
+        exact = left.double() @ weights.double()
+        torch.testing.assert_close(plain.double(), exact, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(slope.double(), torch.where(result <= 0, 0.0, 2.0 * exact), atol=2e-4, rtol=1e-5)
+    for got, network in zip(layers, networks, strict=True):
+        grads, value = gradients(*(x.double() for x in network))
+        for x, y in zip((*got[0], got[1]), (*grads, value), strict=True):
+            torch.testing.assert_close(x.double(), y, atol=2e-3, rtol=2e-5)
+    assert (found["rl_training.relu_layer.default"], found["rl_training.relu_slope.default"]) == (4, 3)
+
+
+def test_columns_that_nobody_reads_are_not_computed() -> None:
+    generator = torch.Generator().manual_seed(2)
+    grads, weights = torch.randn(2, 64, 40, generator=generator), torch.randn(2, 40, 23, generator=generator)
+
+    def fn(grads: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = torch.bmm(grads, weights).sum([0], keepdim=True).reshape(64, 23)
+        whole = torch.mm(grads[0], weights[0])
+        return inputs[:, 17:], torch.mm(grads[1], weights[1])[:, 3:9], whole[:, 2:] + whole.sum()
+
+    from rl_training.runtime.layers import narrow_products
+
+    graph = make_fx(fn, tracing_mode="fake")(grads, weights)
+    narrow_products(graph.graph, _Calls(graph.graph))
+    graph.recompile()
+    products = [n for n in graph.graph.nodes if n.target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)]
+    assert sorted(n.meta["val"].shape[-1] for n in products) == [6, 6, 23]  # the last one is read as a whole too
+    torch.testing.assert_close(graph(grads, weights), fn(grads, weights), atol=1e-5, rtol=1e-5)
 
 
 def test_intermediate_results_are_allocated_once() -> None:

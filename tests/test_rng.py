@@ -8,6 +8,8 @@ import torch
 from scipy import stats
 
 from rl_training.ops import rng
+from rl_training.runtime.learner import SHUFFLE
+from rl_training.runtime.rollout_learner import RolloutLearner
 
 N = 50_000
 SEEDS = (0, 1, 2, 12345, 2**31 - 1)
@@ -113,3 +115,15 @@ def test_permutation_is_one_and_every_place_is_equally_likely() -> None:
     assert torch.equal(orders.sort(-1).values, torch.arange(6).expand(3000, 6))
     for place in range(6):
         assert stats.chisquare(np.bincount(orders[:, place].numpy(), minlength=6)).pvalue > 1e-4
+
+
+def test_orders_that_are_drawn_ahead_are_the_ones_of_their_steps() -> None:
+    keys = [rng.fold_int(rng.fold_int(-7, 4), step) for step in range(5)]
+    together = rng.permutations_int(keys, 100)
+    assert all(np.array_equal(row, rng.permutation(torch.tensor(key), 100)) for key, row in zip(keys, together))
+    learner = RolloutLearner.__new__(RolloutLearner)
+    learner._drawn = {}
+    steps = [0, 4, 8, 12, 100, 103, 106, 107, 107, 111]  # three epochs of four steps, then none of what was expected
+    for left, step in zip([3, 2, 1, 4, 3, 2, 1, 2, 1, 1], steps):
+        key = rng.fold_int(rng.fold_int(-7, SHUFFLE), step)
+        assert np.array_equal(learner._order(-7, step, 64, 4, left), rng.permutation_int(key, 64))

@@ -6,7 +6,6 @@ takes 30 us for 256 x 64 x 64 and 2 to 5 us for the narrow ones, products.h 24 u
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,13 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.lowering import lowerings, register_lowering
 from torch._inductor.select_algorithm import realize_inputs
 
+from rl_training.ops.operations import operation
+
 SOURCE = Path(__file__).with_suffix(".h")
 LARGEST_RIGHT = 2**16  # elements of the right factor: what the second cache holds
 LARGEST_SHARED = 2**21  # multiplications, where several threads could share the work: the library does that
 LARGEST = 2**29
-
-_library = torch.library.Library("rl_training", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _define(signature: str, fn: Callable[..., Tensor]) -> Any:
-    _library.define(signature)  # type: ignore[no-untyped-call]
-    name = signature.partition("(")[0]
-    _library.impl(name, fn, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.rl_training, name).default
+_KEY = "CompositeExplicitAutograd"
 
 
 def _product(a: Tensor, b: Tensor, *, parts: int = 1) -> Tensor:
@@ -40,13 +33,15 @@ def _relu_slope(a: Tensor, b: Tensor, result: Tensor, *, parts: int = 1) -> Tens
     return torch.where(result <= 0.0, 0.0, torch.matmul(a, b))
 
 
+def _relu_layer(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(torch.matmul(a, b) + bias)
+
+
 # `parts`: each row of a, or each column, may have values in one of so many parts only (products.h).
-product = _define("product(Tensor a, Tensor b, *, int parts=1) -> Tensor", _product)
+product = operation("product(Tensor a, Tensor b, *, int parts=1) -> Tensor", _product, _KEY)
 # A layer, relu(a b + bias), and the gradient that reaches such a layer from the next one.
-relu_layer = _define(
-    "relu_layer(Tensor a, Tensor b, Tensor bias) -> Tensor", lambda a, b, bias: torch.relu(torch.matmul(a, b) + bias)
-)
-relu_slope = _define("relu_slope(Tensor a, Tensor b, Tensor result, *, int parts=1) -> Tensor", _relu_slope)
+relu_layer = operation("relu_layer(Tensor a, Tensor b, Tensor bias) -> Tensor", _relu_layer, _KEY)
+relu_slope = operation("relu_slope(Tensor a, Tensor b, Tensor result, *, int parts=1) -> Tensor", _relu_slope, _KEY)
 
 
 def suits(left: Tensor, right: Tensor) -> bool:
@@ -63,8 +58,8 @@ def _lower(a: Any, b: Any, parts: int = 1) -> Any:
     for x in (left, right):
         x.freeze_layout()
     if _numbers(left, right) is None:
-        operation = torch.ops.aten.mm if len(left.get_size()) == 2 else torch.ops.aten.bmm
-        return lowerings[operation.default](a, b)
+        plain = torch.ops.aten.mm if len(left.get_size()) == 2 else torch.ops.aten.bmm
+        return lowerings[plain.default](a, b)
     return _make(_Product, parts, left, right)
 
 
@@ -113,7 +108,7 @@ class _Product(ir.ExternKernelOut):
     parts = 1
 
     def codegen(self, wrapper: Any) -> None:
-        inputs: Any = self.inputs
+        inputs: list[Any] = list(self.inputs)
         left, right, *more = inputs
         numbers = _numbers(left, right)
         assert numbers is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import LEARN, PREPARE, SAMPLE, SHUFFLE, Learner
 
+MOST_DRAWN = 2**17  # numbers of all orders that are drawn together
+
 
 class RolloutLearner(Learner):
     """On-policy: `learn()` prepares the full rollout and runs the algorithm's phases on it."""
@@ -29,6 +32,7 @@ class RolloutLearner(Learner):
         columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool), **algorithm.extra_columns()}
         super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
         self.rollouts, self.phases = 0, algorithm.phases()
+        self._drawn: dict[int, dict[tuple[int, int], np.ndarray]] = {}  # of each key: orders by step and rows
         self.scratch: dict[str, Any] = {}  # the batch of each source, and where its minibatches are cut
         prior = algorithm.prior()
         self.prior: Source | None = prior[0] if prior is not None else None
@@ -61,17 +65,30 @@ class RolloutLearner(Learner):
         return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _shuffle(self, scratch: dict[str, Any]) -> None:
-        """A new order of the rows, for each seed."""
+    def _shuffle(self, scratch: dict[str, Any], between: int = 0, left: int = 1) -> None:
+        """A new order of the rows, for each seed. As far as is known, `left` orders are wanted in all, `between` steps
+        apart."""
         order: Tensor = scratch["order"]
         scratch["offset"].zero_()
         keys, steps, rows = self.tree["keys"], self.train.step, order.shape[1]
         if self.device.type == "cpu":  # on the host: the same order, without a dozen operations on single numbers
             for place, key, step in zip(order.numpy(), keys.tolist(), steps.tolist()):
-                place[:] = rng.permutation_int(rng.fold_int(rng.fold_int(key, SHUFFLE), step), rows)
+                place[:] = self._order(key, step, rows, between, left)
             return
         shuffle = self.per_seed(lambda step, key: rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows))
         order.copy_(shuffle(steps, keys))
+
+    def _order(self, key: int, step: int, rows: int, between: int, left: int) -> np.ndarray:
+        """The order at one step: a function of key and step alone. Those of the next epochs are drawn with it, all at
+        once; where they turn out not to be the ones that were wanted, one at a time."""
+        drawn = self._drawn.setdefault(key, {})
+        if (step, rows) not in drawn:
+            fits = not drawn and left * rows <= MOST_DRAWN
+            steps = [step + i * between for i in range(left)] if fits else [step]
+            keys = [rng.fold_int(rng.fold_int(key, SHUFFLE), s) for s in steps]
+            drawn.clear()
+            drawn.update(((s, rows), order) for s, order in zip(steps, rng.permutations_int(keys, rows)))
+        return drawn.pop((step, rows))
 
     def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
         """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
@@ -133,8 +150,9 @@ class RolloutLearner(Learner):
                 self._remember(phase, batch)
             if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
                 scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                for _ in range(phase.calls(0, 0)):
-                    latest, taken = self._epoch(phase, scratch)
+                epochs = phase.calls(0, 0)
+                for epoch in range(epochs):
+                    latest, taken = self._epoch(phase, scratch, epochs - epoch)
                     metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
@@ -162,14 +180,15 @@ class RolloutLearner(Learner):
         batch: Batch = tree_map(lambda x: x.flatten(1, 2), self.tree["windows"][phase.name])
         return batch if phase.begin is None else self.per_seed(phase.begin)(self.tree["train"], batch)
 
-    def _epoch(self, phase: Phase, scratch: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
+    def _epoch(self, phase: Phase, scratch: dict[str, Any], left: int) -> tuple[dict[str, Tensor], int]:
+        """`left`: epochs of the phase that are left, with this one."""
         rows = scratch["order"].shape[1]
         if phase.source == "prior":
             return self._steps[phase.name](self.tree, scratch), 1
-        if phase.batch_size:
-            self._shuffle(scratch)
-        metrics: dict[str, Tensor] = {}
         count = rows // phase.batch_size if phase.batch_size else 1
+        if phase.batch_size:
+            self._shuffle(scratch, count, left)
+        metrics: dict[str, Tensor] = {}
         for _ in range(count):
             metrics = self._steps[phase.name](self.tree, scratch)
         return metrics, count
