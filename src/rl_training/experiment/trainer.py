@@ -19,7 +19,7 @@ from rl_training.experiment import registry
 from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
 from rl_training.experiment.atomic import held
-from rl_training.experiment.callbacks import Callback, named
+from rl_training.experiment.callbacks import Callback, checked, named
 from rl_training.experiment.checkpoint import (
     Checkpoint,
     best_name,
@@ -69,7 +69,7 @@ class Trainer:
         progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         self.config = config = config.resolved()
-        self.callbacks, self.command, self.resumed = list(callbacks), command, checkpoint
+        self.callbacks, self.command, self.resumed = checked(callbacks), command, checkpoint
         self.seeds = config.all_seeds
         self.env: EnvSource = env if env is not None else config.env_id
         self.device = choose_device(config.device)
