@@ -387,8 +387,7 @@ class Algorithm(Generic[H]):
             raise UserError(f"{self.name}: the batch needs {', '.join(missing)}; it has {', '.join(sorted(out))}")
         if not self.takes and "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
             done = out.pop("dones", out.pop("terminated", None))
-            rows = {name: len(out[name]) for name in ("actions", "rewards") if name in out}
-            rows |= {"obs": count_rows(out["obs"])} if "obs" in out else {}
+            rows = {name: count_rows(out[name]) for name in ("obs", "actions", "rewards") if name in out}
             if len(rows) < 3 or len(set(rows.values())) > 1:
                 counted = ", ".join(f"{n} {name}" for name, n in rows.items())
                 raise UserError(f"the batch needs as many obs as actions and rewards; it has {counted or 'none'}")

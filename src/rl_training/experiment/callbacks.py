@@ -36,7 +36,7 @@ class Callback:
 
 def checked(callbacks: Any) -> list[Callback]:
     """A list of callbacks, or a sentence."""
-    given = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [None]
     if not all(isinstance(callback, Callback) for callback in given):
         raise UserError(f"callbacks must be a list of Callback objects, not {callbacks!r}")
     return given
