@@ -123,7 +123,8 @@ class TrainConfig(BaseModel):
 
 
 def _explain(error: ValidationError, model: type[BaseModel]) -> str:
-    found = {problem["type"]: str(problem["loc"][0]) for problem in reversed(error.errors(include_url=False))}
+    problems = reversed(error.errors(include_url=False))  # of each type the first
+    found = {problem["type"]: str(problem["loc"][0]) for problem in problems if problem["loc"]}
     if key := found.get("extra_forbidden"):
         known = [*model.model_fields]
         near = did_you_mean(key, known)
