@@ -129,6 +129,13 @@ def test_stand_alone_batches_in_other_forms() -> None:
         algorithm = bare_dqn()
         algorithm.update(form)
         torch.testing.assert_close(algorithm.state.params["q"], reference.state.params["q"])
+    for name, rows in (("obs", None), ("actions", None), ("rewards", None), ("actions", 7)):
+        wrong = {k: v if k != name else v[:rows] for k, v in batch.items() if k != name or rows}
+        with pytest.raises(rl_training.UserError, match="as many obs as actions and rewards"):
+            bare_dqn().update(wrong)
+    whole = {**batch, "obs": np.ones((8, 4), int), "next_obs": [[0, 1, 0, 1]] * 8}
+    assert np.isfinite(bare_dqn().update(whole).metrics["loss"])
+    assert bare_dqn().act([0, 1, 0, 1]).shape == ()
     with pytest.raises(rl_training.UserError, match="discounts"):
         bare_dqn().update({k: v for k, v in batch.items() if k != "dones"})
 
@@ -212,6 +219,13 @@ def test_managed_class_from_start_to_end(tmp_path: Path) -> None:
         rl_training.PPO.load(result.run_dir)
     with pytest.raises(rl_training.UserError, match="trains 'ppo'"):
         rl_training.PPO(config)
+    with pytest.raises(rl_training.UserError, match="num_episodes = 0"):
+        model.evaluate(0)
+    for callbacks in (Watch(), [Watch], 3):
+        with pytest.raises(rl_training.UserError, match="must be a list of Callback objects"):
+            DQN(config).learn(callbacks=callbacks)
+    with pytest.raises(rl_training.UserError, match=r"'total_timestep' .* Did you mean 'total_timesteps'"):
+        DQN(env_id="CartPole-v1", total_timestep=60)
 
 
 def test_environment_as_a_function(tmp_path: Path) -> None:

@@ -364,6 +364,14 @@ class Algorithm(Generic[H]):
     def state(self, value: TrainState) -> None:
         self._state = value
 
+    def _observation(self, x: Any) -> Obs:
+        """On the device, and numbers of any kind as the float32 that networks read; images stay bytes."""
+
+        def read(part: Tensor) -> Tensor:
+            return part if part.dtype == torch.uint8 and part.ndim > 2 else part.to(torch.float32)
+
+        return tree_map(read, self._tensor(x))
+
     def _tensor(self, x: Any) -> Any:
         """On the device; a dict (mixed observations) part by part."""
         if isinstance(x, dict):
@@ -374,12 +382,15 @@ class Algorithm(Generic[H]):
     def standard_batch(self, batch: Batch) -> Batch:
         """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
         out: Batch = self._tensor(batch)
+        out |= {name: self._observation(out[name]) for name in ("obs", "next_obs") if name in out}
         if missing := sorted(set(self.takes) - set(out)):
             raise UserError(f"{self.name}: the batch needs {', '.join(missing)}; it has {', '.join(sorted(out))}")
         if not self.takes and "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
             done = out.pop("dones", out.pop("terminated", None))
-            if "rewards" not in out:
-                raise UserError(f"the batch needs 'rewards'; it has {', '.join(sorted(out))}")
+            rows = {name: count_rows(out[name]) for name in ("obs", "actions", "rewards") if name in out}
+            if len(rows) < 3 or len(set(rows.values())) > 1:
+                counted = ", ".join(f"{n} {name}" for name, n in rows.items())
+                raise UserError(f"the batch needs as many obs as actions and rewards; it has {counted or 'none'}")
             if "discounts" not in out:
                 if done is None:
                     raise UserError("the batch needs 'discounts', or 'dones' (true where the episode terminated)")
@@ -408,7 +419,7 @@ class Algorithm(Generic[H]):
     def act(self, obs: Any, *, deterministic: bool = False, episode_start: Any = None) -> np.ndarray:
         """Actions for a batch of encoded observations (or one observation). Recurrent policies remember from call to
         call, until `memory.reset()` or where `episode_start` is true."""
-        x, seen = self._tensor(obs), self.spec.observation
+        x, seen = self._observation(obs), self.spec.observation
         part, like = next((x[name], like) for name, like in seen.items()) if isinstance(seen, dict) else (x, seen)
         single = part.ndim == len(like.shape)
         key = rng.fold(rng.key_from_seed(self.seed, _SHELL_ACT).to(self.device), self._acted)

@@ -8,20 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.dataset import TransitionDataset
-from rl_training.data.storage import Data, require_memory
+from rl_training.data.dataset import DatasetSource, TransitionDataset
+from rl_training.data.storage import Data
 from rl_training.ops import rng
-from rl_training.ops.tree import tree_items, tree_map
+from rl_training.ops.tree import tree_map
 
 
-class WindowSource:
+class WindowSource(DatasetSource):
     """Batches of the `length` steps that end with a uniformly drawn one, never reaching back into another episode.
 
     Of every step, [B, K, ...]: obs, actions, returns (undiscounted, to the end of the episode), times (steps since its
     beginning) and mask (is there such a step? missing ones come first). Of every window: weights, indices.
     """
-
-    num_envs = 1
 
     def __init__(self, dataset: TransitionDataset, length: int) -> None:
         self.size, self.length = len(dataset), length
@@ -33,12 +31,6 @@ class WindowSource:
         self.tensors: Data = tree_map(lambda x: torch.from_numpy(np.require(x, requirements=["C", "W"])), columns)
         self.columns = self.tensors
 
-    def init(self, seeds: int, device: torch.device) -> Data:
-        if device.type != "cpu":
-            needed = sum(x.numel() * x.element_size() for _, x in tree_items(self.tensors))
-            require_memory(needed, device, f"a dataset of {self.size:,} transitions")
-        return tree_map(lambda x: x.to(device).unsqueeze(0).expand(seeds, *x.shape), self.tensors)
-
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Data:
         last = rng.randint(key, (batch_size,), self.size)
         rows = last.unsqueeze(-1) + torch.arange(1 - self.length, 1, device=last.device)  # [B, K]
@@ -47,6 +39,3 @@ class WindowSource:
         batch: Data = {name: data[name][rows] for name in ("obs", "actions", "returns")}
         batch |= {"times": times.clamp(min=0), "mask": times >= 0}
         return batch | {"weights": torch.ones_like(batch["returns"][:, 0]), "indices": last}
-
-    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
-        """Nothing is learned about a fixed set."""

@@ -210,6 +210,8 @@ class Agent:
         self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
     ) -> dict[str, Any]:
         """Mean return and more over fresh episodes, by the best actions or by samples (of every seed when asked)."""
+        if num_episodes < 1:
+            raise UserError(f"num_episodes = {num_episodes}: an evaluation needs at least one")
         self._spaces()
         train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
         seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import UserError
 
 if TYPE_CHECKING:
     from rl_training.experiment.trainer import Trainer, TrainResult
@@ -30,6 +32,14 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def checked(callbacks: Any) -> list[Callback]:
+    """A list of callbacks, or a sentence."""
+    given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    if not all(isinstance(callback, Callback) for callback in given):
+        raise UserError(f"callbacks must be a list of Callback objects, not {callbacks!r}")
+    return given
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -123,15 +123,15 @@ class TrainConfig(BaseModel):
 
 
 def _explain(error: ValidationError, model: type[BaseModel]) -> str:
-    for problem in error.errors(include_url=False):
-        if problem["type"] == "extra_forbidden":
-            key = str(problem["loc"][0])
-            known = [*model.model_fields]
-            near = did_you_mean(key, known)
-            hint = "" if near else " Settings of the algorithm go below algo_kwargs."
-            return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
-        if problem["type"] == "missing":
-            return f"the configuration needs '{problem['loc'][0]}'"
+    problems = reversed(error.errors(include_url=False))  # of each type the first
+    found = {problem["type"]: str(problem["loc"][0]) for problem in problems if problem["loc"]}
+    if key := found.get("extra_forbidden"):
+        known = [*model.model_fields]
+        near = did_you_mean(key, known)
+        hint = "" if near else " Settings of the algorithm go below algo_kwargs."
+        return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
+    if key := found.get("missing"):
+        return f"the configuration needs '{key}'"
     return explain(error, model)
 
 

@@ -19,7 +19,7 @@ from rl_training.experiment import registry
 from rl_training.experiment import run_dir as runs
 from rl_training.experiment.agent import Agent, EnvSource, build_algorithm, safe_env_id
 from rl_training.experiment.atomic import held
-from rl_training.experiment.callbacks import Callback, named
+from rl_training.experiment.callbacks import Callback, checked, named
 from rl_training.experiment.checkpoint import (
     Checkpoint,
     best_name,
@@ -69,7 +69,7 @@ class Trainer:
         progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         self.config = config = config.resolved()
-        self.callbacks, self.command, self.resumed = list(callbacks), command, checkpoint
+        self.callbacks, self.command, self.resumed = checked(callbacks), command, checkpoint
         self.seeds = config.all_seeds
         self.env: EnvSource = env if env is not None else config.env_id
         self.device = choose_device(config.device)
@@ -113,8 +113,7 @@ class Trainer:
             self._show = progress
             self.env_restored: str | None = None
             if checkpoint is not None:
-                with readable(checkpoint.path):
-                    self._restore(checkpoint)
+                self._restore(checkpoint)
             elif config.init_from is not None:
                 start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
@@ -175,11 +174,11 @@ class Trainer:
                 f" {self.dataset_hash}, the checkpoint says {meta.get('dataset_hash')}; put the old file back, or start"
                 " a new run"
             )
-        self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
-        self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
-        self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
-        self._owed = list(meta["owed"])
-        saved = meta["callbacks"]
+        with readable(checkpoint.path):
+            self.env_restored = self.loop.load(checkpoint.tensors, meta["counters"])
+            self._best, self._last_eval = meta["best_eval"], meta["last_eval"]
+            self._evaluated_at, self._elapsed = meta["evaluated_at"], meta["elapsed_s"]
+            self._owed, saved = list(meta["owed"]), meta["callbacks"]
         for name, callback in named(self.callbacks).items():
             if name in saved:  # callbacks are the caller's to choose: one that is new starts fresh
                 callback.load_state_dict(saved[name])

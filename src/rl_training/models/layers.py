@@ -62,7 +62,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         weight, bias = (self.weight, self.bias) if members is None else (self.weight[members], self.bias[members])
-        if x.dim() == 2:  # matmul would make a copy of the weights instead, to join them into one matrix
+        if x.dim() == 2 and x.device.type == "cpu":  # matmul would copy the weights, to join them into one wide matrix
             x = x.expand(weight.shape[0], -1, -1)
         return torch.matmul(x, weight) + bias
 
