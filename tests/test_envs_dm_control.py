@@ -28,7 +28,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
 
     monkeypatch.setitem(sys.modules, "shimmy", None)
     monkeypatch.delitem(gymnasium.registry, env_id, raising=False)
-    with pytest.raises(UserError, match=r"pip install rl-training\[dm-control\]"):
+    with pytest.raises(UserError, match=r"pip install 'rl-training\[dm-control\]'"):
         make_env(env_id)
 
 

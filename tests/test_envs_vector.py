@@ -199,13 +199,13 @@ def test_missing_extra_is_named(monkeypatch, env_id, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     for name in [m for m in sys.modules if m.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=rf"pip install rl-training\[{extra}\]"):
+    with pytest.raises(UserError, match=rf"pip install 'rl-training\[{extra}\]'"):
         making.make_env(env_id)
 
 
 def test_envpool(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(UserError, match=r"pip install rl-training\[envpool\]"):
+    with pytest.raises(UserError, match=r"pip install 'rl-training\[envpool\]'"):
         make_vector_env("Pong-v5", seeds=[0], num_envs=2, vectorization="envpool")
 
     class Pool:  # EnvPool's interface: single spaces, no seed at reset, reset in the step after the end

@@ -8,7 +8,7 @@ action is executed instead of the learner's; beta falls from 1 to 0 (section 3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,7 @@ from rl_training.ops.schedules import Schedule
 
 
 class DAggerHyper(OffPolicyHyper):
+    stochastic: ClassVar[bool] = False  # the advice has no noise to clone
     expert: AgentRecipe = Field(default_factory=AgentRecipe)
     """Who labels the states: `path` (a checkpoint or run directory) or `train` (a config: trained first)."""
     beta: Fraction = Field(default_factory=lambda: Schedule(kind="linear", start=1.0, end=0.0, fraction=0.5))

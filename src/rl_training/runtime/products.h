@@ -213,6 +213,8 @@ inline void empty_rows(const long* rows, long count, float* c, End end) {
 
 // --- a matrix whose rows have values in one of several parts: the gradient of the outputs of the action taken ---
 
+constexpr long MOST_ROWS = 1L << 16; // times parts: their numbers are on the stack
+
 // The rows with values in each part, and last those with none; false where a row has values in more than one part.
 template <long M, long Z, long parts, long g0>
 struct RowsByPart {
@@ -271,12 +273,13 @@ inline void product(const float* a, const float* b, float* c, End end = {}) {
     dots<M, N, K, a0, b1, N>(a, b, c);
     return;
   }
-  if constexpr (parts > 1 && a1 == 1 && K % parts == 0)
+  if constexpr (parts > 1 && parts * M <= MOST_ROWS && a1 == 1 && K % parts == 0)
     if (product_by_parts<parts, M, N, K, a0, b0, b1>(a, b, c, end)) return;
-  if constexpr (parts > 1 && a0 == 1 && M % parts == 0 && b1 == 1 && N % W == 0 && std::is_same_v<End, Stored>)
+  constexpr bool whole = M % parts == 0 && b1 == 1 && N % W == 0 && std::is_same_v<End, Stored>;
+  if constexpr (parts > 1 && parts * K <= MOST_ROWS && a0 == 1 && whole)
     if (transposed_by_parts<parts, M, N, K, a1, b0>(a, b, c)) return;
   // Worth a look: a gradient may flow through one critic in two.
-  if constexpr (a1 == 1 && M * N * K >= 1L << 22 && M <= 1L << 14) {
+  if constexpr (a1 == 1 && M * N * K >= 1L << 22 && M <= MOST_ROWS) {
     RowsByPart<M, K, 1, a0> by_part;
     by_part.found(a);
     if (4 * by_part.count[0] <= 3 * M) {
