@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import traceback
 import warnings
 from collections import deque
@@ -143,12 +144,12 @@ class SubEnvs:
         self._now += 1
         try:
             self.encoder.write_rows(batch, obs_out)
-            batch_rewards = [float(reward) for reward in batch_rewards]
+            batch_rewards = list(map(float, batch_rewards))
         except (TypeError, ValueError):
             self._name_fault(batch, batch_rewards, parity)
             raise
         rewards[:] = batch_rewards
-        self._returns = [total + reward for total, reward in zip(self._returns, batch_rewards)]
+        self._returns = list(map(operator.add, self._returns, batch_rewards))
         if rewards.dot(self._zeros) != 0.0:
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise self._fault(bad, f"reward is {batch_rewards[bad]}")
@@ -343,7 +344,7 @@ class SyncVectorEnv(VectorEnv):
         done = self._sub.step(given, parity)
         obs, final_obs, rewards, terminated, truncated = self._buffers.halves[parity]
         if not done:
-            return Step(obs, obs, rewards, terminated, truncated, self._valid, [])
+            return Step(obs, obs, rewards, terminated, truncated, self._valid, [], True)
         copy_rows(obs, final_obs, ~(terminated | truncated))
         return Step(obs, final_obs, rewards, terminated, truncated, self._valid, episodes(self._buffers, done))
 

@@ -102,7 +102,8 @@ class Loop(ABC):
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
-        self.env_steps += int(np.count_nonzero(step.valid)) // len(self.seeds)
+        taken = len(step.valid) if step.uneventful else int(np.count_nonzero(step.valid))
+        self.env_steps += taken // len(self.seeds)
         return step
 
     def on_step(self, step: Step) -> None:  # noqa: B027  # most loops have nothing to say before it is loaded
@@ -150,6 +151,7 @@ class Loop(ABC):
         columns = self.learner.store.columns
         _fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         _fill(self.learner.inputs, tensors["state"], "inputs")
+        self.learner.uneventful = False
         _fill({k: v for k, v in tree["data"].items() if k in columns}, tensors["replay"], "rows")
         _fill({k: v for k, v in tree["data"].items() if k not in columns}, tensors["replay"], "index")
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
