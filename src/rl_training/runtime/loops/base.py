@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,12 @@ class EpisodeWindow:
             return {}
         returns, lengths, successes = zip(*window)
         metrics = {
-            "rollout/ep_rew_mean": float(np.mean(returns)),
-            "rollout/ep_len_mean": float(np.mean(lengths)),
+            "rollout/ep_rew_mean": fmean(returns),
+            "rollout/ep_len_mean": fmean(lengths),
             "rollout/episodes": self.finished[seed],
         }
         if None not in successes:
-            metrics["rollout/success_rate"] = float(np.mean(successes))
+            metrics["rollout/success_rate"] = fmean(successes)
         return metrics
 
     def to_json(self) -> dict[str, Any]:
