@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_training.envs.making import EnvSource, env_name, make_env
 from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
-from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec
+from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec, quicken
 from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
@@ -92,6 +92,8 @@ class SubEnvs:
         masks: bool = False,
     ) -> None:
         self.envs = [make_env(source, env_kwargs) for _ in places]
+        for env in self.envs:
+            quicken(env.unwrapped.action_space)
         if masks and (length := info_mask_length(self.envs[0])):
             self.envs = [InfoMask(env, length) for env in self.envs]
         env = self.envs[0]
