@@ -192,7 +192,8 @@ class Learner:
 
     def _upload(self, obs: Any, final_obs: Any) -> None:
         """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a copy's cost."""
-        for rows, array in zip(self._host_obs, (*_arrays(obs), *_arrays(final_obs)), strict=True):
+        arrays = (*_arrays(obs), *_arrays(final_obs)) if isinstance(obs, dict) else (obs, final_obs)
+        for rows, array in zip(self._host_obs, arrays, strict=True):
             rows[...] = array
         if self.device.type == "cpu":
             return
