@@ -56,11 +56,11 @@ class IMPALA(PolicyGradient[IMPALAHyper]):
             self.optim = self.optimizer(beta2=self.hp.rmsprop_alpha)
 
     def init_state(self, seed: int) -> TrainState:
-        """The actors' parameters, oldest first, start as the learner's."""
+        """The actors' parameters and those after them, oldest first, up to the learner's; at first all the same."""
         state = super().init_state(seed)
         if not self.hp.policy_lag:
             return state
-        history = state.params["policy"].expand(self.hp.policy_lag, -1).clone()
+        history = state.params["policy"].expand(self.hp.policy_lag + 1, -1).clone()
         return state._replace(extra={**state.extra, "history": history})
 
     def behaviour(self, state: TrainState) -> Params:
@@ -96,6 +96,6 @@ class IMPALA(PolicyGradient[IMPALAHyper]):
         params, opt = self.optim.update(grads, state.opt["policy"], old, hp.learning_rate(state.progress))
         extra = dict(state.extra)
         if hp.policy_lag:
-            extra["history"] = torch.cat([extra["history"][1:], old.unsqueeze(0)])
+            extra["history"] = torch.cat([extra["history"][1:], params.unsqueeze(0)])
         state = state._replace(params={"policy": params}, opt={"policy": opt}, extra=extra, step=state.step + 1)
         return state, Aux({"loss": total, **metrics})
