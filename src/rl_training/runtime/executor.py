@@ -255,9 +255,11 @@ def _unwrapped(entry: Callable[[list[Any]], Any]) -> Callable[[list[Tensor]], li
 def _hold(tensors: list[Tensor], owner: Any) -> None:
     """A second use of each tensor, as long as `owner` lives. Where its Python object is the only one, that object must
     be told, under the interpreter's lock, whenever a handle for a graph comes and goes: 2 us a call for 19 tensors."""
-    if (handles := getattr(torch._C, "_aoti", None)) is not None:
-        kept = handles.unsafe_alloc_void_ptrs_from_tensors(tensors)
-        weakref.finalize(owner, handles.alloc_tensors_by_stealing_from_void_ptrs, kept).atexit = False
+    handles = getattr(torch._C, "_aoti", None)
+    take = getattr(handles, "unsafe_alloc_void_ptrs_from_tensors", None)
+    give = getattr(handles, "alloc_tensors_by_stealing_from_void_ptrs", None)
+    if take is not None and give is not None:  # else a torch that has them elsewhere
+        weakref.finalize(owner, give, take(tensors)).atexit = False
 
 
 # What the wrapper of a graph mentions that has no constants and returns no plain numbers.
