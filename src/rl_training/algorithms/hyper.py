@@ -39,6 +39,11 @@ class Hyper(BaseModel):
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
 
+    @property
+    def replay_length(self) -> int:
+        """Steps of one environment that replay gives out as one sequence."""
+        return 1
+
 
 class NetworkHyper(Hyper):
     """Networks and optimiser of every algorithm that has no recipe of its own for them."""

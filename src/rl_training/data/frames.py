@@ -63,6 +63,12 @@ class Frames:
         described["fresh"] = torch.ones((seeds, envs), dtype=torch.bool, device=device)
         return {"ring": torch.zeros(shape, dtype=torch.uint8, device=device), "frames": described}
 
+    def written(self, store: Replay, data: Data, count: int) -> Tensor:
+        """The part of the ring that frames have gone to: [S, N, places, C, H, W]."""
+        head = max(count, int(data["frames"]["head"].max()))
+        ring: Tensor = store.first_rows(data["ring"], self.places(store), head + self.stack + 1)
+        return ring
+
     def write(self, store: Replay, data: Data, row: Data, advance: Tensor) -> None:
         """Push the frames of the rows that `store` is about to write: [S, N, ...]."""
         own, count, places = data["frames"], data["count"], self.places(store)

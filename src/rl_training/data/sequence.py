@@ -77,6 +77,14 @@ class RecurrentReplay(Storage):
             data["max_priority"] = torch.ones(seeds, device=device)
         return data
 
+    def written(self, data: Data, count: int | None = None) -> Data:
+        count = int(data["count"].max()) if count is None else count
+        out = super().written(data, count)
+        if self.state is not None:  # updates may renew it as far ahead as a sequence reaches
+            begun = (count + self.length) // self.period + 2
+            out["state"] = self.first_rows(data["state"], self.slots_each, begun)
+        return out
+
     @property
     def row_columns(self) -> Columns:
         return self.columns if self.state is None else {**self.columns, "state": self.state}

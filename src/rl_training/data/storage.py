@@ -155,6 +155,18 @@ class Storage:
         rows = self.slots(data["count"] - 1)  # where nothing is stored: the spare row
         data["truncated"].scatter_(-1, rows, ~data["terminated"].gather(-1, rows))
 
+    def written(self, data: Data, count: int | None = None) -> Data:
+        """What has been written so far, or when an environment has stored `count` rows: views [S, N, rows, ...]. So a
+        checkpoint is no larger than what is in the buffer."""
+        if self.stride == self.rows:  # a rollout: read only when it is full
+            return data
+        count = int(data["count"].max()) if count is None else count
+        return {**data, **{name: self.first_rows(data[name], self.stride, count + 1) for name in self.columns}}
+
+    def first_rows(self, tree: Any, each: int, rows: int) -> Any:
+        """The first `rows` of the `each` that every environment has in the columns of a tree."""
+        return tree_map(lambda column: column.unflatten(1, (self.num_envs, each))[:, :, :rows], tree)
+
     def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
         """Gather rows [B] of one seed's data (no seed axis)."""
         return {name: tree_map(lambda column: column[rows], data[name]) for name in names}
