@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from helpers import ALGORITHMS, config_for, make_algorithm
 
 import rl_training
 from rl_training.experiment import registry
+from rl_training.experiment.trainer import Trainer
 
 NAMES = {
     "rl_training": [
@@ -240,6 +242,34 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
 
     same = [run_digest(r.checkpoint_path)["state"] for r in (result, by_name)]
     assert same[0] == same[1]
+
+
+class Mixed(gym.Env[Any, Any]):
+    """A Dict observation with a discrete part."""
+
+    observation_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,), np.float32), b=gym.spaces.Discrete(3, start=1))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": np.zeros(2, np.float32), "b": 1}, {}
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({"a": [0, 0], "b": 4}, r"outside its space, 1 to 3"),
+        ({"a": [0, 0], "b": 1.5}, "not whole"),
+        ({"a": [0, 0], "c": 1}, r"must have the parts \['a', 'b'\]"),
+        ({"a": [[0, 0], [1, 1]], "b": [1]}, "not equally many: a has 2, b has 1"),
+        ({"a": [[0, 0], [1, 1]], "b": 1}, "not equally many: a has 2, b is single"),
+    ],
+)
+def test_observations_that_do_not_fit_are_told_of(obs: Any, message: str, tmp_path: Path) -> None:
+    agent = Trainer(config_for("dqn", tmp_path), env=Mixed, progress=False).agent()
+    assert agent.predict({"a": [0, 0], "b": 3}).shape == ()
+    assert agent.predict({"a": [[0, 0]] * 2, "b": [3, 1]}).shape == (2,)
+    with pytest.raises(rl_training.UserError, match=message):
+        agent.predict(obs)
 
 
 def test_experiment_manager(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def constant(value: float) -> Any:
 class Hyper(BaseModel):
     """Fields of every algorithm; unknown names are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     num_envs: ClassVar[int] = 1
     random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
 

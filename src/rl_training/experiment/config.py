@@ -19,7 +19,9 @@ ENV_PARTS = ("training", "evaluation")
 class TrainConfig(BaseModel):
     """Everything that decides a run. `resolved()` fills in what the algorithm decides."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     algo: str
     """Algorithm, as in `rl-training list`."""
