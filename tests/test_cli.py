@@ -225,6 +225,18 @@ def test_set_uses_the_settings_of_the_chosen_algorithm():
         options.build_config("dqn/cartpole", settings=["clip_range=0.3"])
 
 
+def test_numbers_with_an_exponent_are_numbers_in_files_too(tmp_path):
+    """YAML 1.1 takes 1e3 for text."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "algo: dqn\nenv_id: CartPole-v1\ntotal_timesteps: 1e3\ntags: {run: '1e3'}\n"
+        "algo_kwargs: {learning_rate: 1E-3, buffer_size: 2.5e+3}\n"
+    )
+    config = make_config(file)
+    assert (config.total_timesteps, config.tags) == (1000, {"run": "1e3"})
+    assert (config.hyper().learning_rate.start, config.hyper().buffer_size) == (1e-3, 2500)
+
+
 def test_seed_options_replace_those_of_the_file(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("algo: ppo\nenv_id: CartPole-v1\ntotal_timesteps: 10\nseeds: [5, 6]\n")

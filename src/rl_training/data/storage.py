@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,14 @@ def column_bytes(columns: Any) -> int:
     return sum(sizes)
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU the system provides the memory only where something is written, so that a buffer that is never
+    filled costs nothing (`torch.zeros` writes to all of it)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on the device, where that can be known."""
     if device.type == "cuda":
@@ -108,9 +117,7 @@ class Storage:
     def init(self, seeds: int, device: torch.device) -> Data:
         require_memory(self.nbytes(seeds), device, f"storage for {seeds} x {self.num_envs * self.rows:,} transitions")
         total = self.num_envs * self.stride
-        data: Data = map_columns(
-            lambda shape, dtype: torch.zeros((seeds, total, *shape), dtype=dtype, device=device), self.columns
-        )
+        data: Data = map_columns(lambda shape, dtype: zeros((seeds, total, *shape), dtype, device), self.columns)
         data["count"] = torch.zeros((seeds, self.num_envs), dtype=torch.int64, device=device)
         return data
 
