@@ -287,3 +287,14 @@ def test_train_function(tmp_path: Path) -> None:
     result = train_sac(config_for("sac", tmp_path), progress=False)
     assert isinstance(result, rl_training.TrainResult)
     assert result.summary["algo"] == "sac"
+    assert train_sac is rl_training.train_sac
+    with pytest.raises(rl_training.UserError, match="train_sac trains 'sac', but the configuration says 'dqn'"):
+        train_sac(config_for("dqn", tmp_path))
+
+
+def test_what_is_no_function_that_makes_an_environment_is_refused(tmp_path: Path) -> None:
+    for wrong, words in ((Mixed(), "not an environment itself"), (5, "not int")):
+        with pytest.raises(rl_training.UserError, match=f"env_fn must be a function .*, {words}"):
+            rl_training.DQN(config_for("dqn", tmp_path), env_fn=wrong).learn()
+    with pytest.raises(rl_training.UserError, match="patience = 0"):
+        rl_training.EarlyStopping(patience=0)
