@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import ALGORITHMS, config_for, make_algorithm
+from helpers import ALGORITHMS, config_for, make_algorithm, small_fields, spec_for
 
 import rl_training
+from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.experiment import registry
 from rl_training.experiment.trainer import Trainer
 
@@ -242,6 +244,14 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
 
     same = [run_digest(r.checkpoint_path)["state"] for r in (result, by_name)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_images_beside_vectors_are_learned_from_or_refused(name: str) -> None:
+    parts = {"camera": ArraySpec((3, 16, 16), "uint8"), "vector": ArraySpec((3,))}
+    spec = EnvSpec("Test-v0", parts, spec_for(name).action)
+    with contextlib.suppress(rl_training.UserError):
+        registry.entry(name).load()(spec, num_envs=2, **small_fields(name)).init_state(0)
 
 
 class Mixed(gym.Env[Any, Any]):
