@@ -69,10 +69,11 @@ def make_env(source: EnvSource, env_kwargs: dict[str, Any] | None = None) -> gym
     if isinstance(source, str):
         source = find_spec(source)
     if not isinstance(source, GymSpec):
-        if not callable(source):
-            what = "an environment itself" if isinstance(source, gym.Env) else type(source).__name__
+        maker: Any = source
+        if not callable(maker):
+            what = "an environment itself" if isinstance(maker, gym.Env) else type(maker).__name__
             raise UserError(f"env_fn must be a function that makes an environment, not {what}: `lambda: MyEnv()`.")
-        env = source(**kwargs)
+        env = maker(**kwargs)
         if not isinstance(env, gym.Env):
             raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}.")
         return env

@@ -175,7 +175,7 @@ def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None =
     for name, leaf in tree_items(tree, prefix):
         saved = tensors.get(name)
         if envs and saved is not None and saved.ndim == leaf.ndim + 1 and leaf.shape[1] % envs == 0:
-            leaf = leaf.unflatten(1, (envs, -1))[:, :, : saved.shape[2]]
+            leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
         if saved is None or saved.shape != leaf.shape:
             found = tuple(saved.shape) if saved is not None else "nothing"
             raise UserError(
