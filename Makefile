@@ -12,7 +12,7 @@ WORKERS ?= 2
 # libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
 TORCH := torch==2.13.0
 
-.PHONY: help install train test test-compiled lint format bench docs site clean clean-venv
+.PHONY: help install train test test-compiled test-gpu lint format bench docs site clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make train     train PPO on CartPole-v1 to a solved score"
 	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
 	@echo "make test-compiled   compiled equals eager, for every algorithm"
+	@echo "make test-gpu        on a CUDA device: captured equals eager, for every algorithm"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
 	@echo "make docs      write the generated tables of README and docs"
@@ -73,6 +74,9 @@ test: lint
 # The suite compiles a few algorithms; this compiles them all (an hour of one core).
 test-compiled: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) tests/test_contract.py -k compiled_equals_eager --compile-all
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -n $(WORKERS) tests/test_gpu.py
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/compare.py

@@ -22,7 +22,8 @@ from rl_training.experiment.checkpoint import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import read_metrics
 from rl_training.ops import rng
-from rl_training.ops.tree import tree_items, tree_map
+from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
+from rl_training.runtime.executor import Executor, Mode
 
 ALGORITHMS = sorted(registry.entries())
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
@@ -133,6 +134,40 @@ def config_for(name: str, output_dir: Path | str, **changes: Any) -> TrainConfig
     algo_kwargs = {**small_fields(name), **own, **changes.pop("algo_kwargs", {})}
     merged = {**fields, "env_id": env_for(name), "total_timesteps": 160, **changes}
     return TrainConfig(algo=name, output_dir=str(output_dir), algo_kwargs=algo_kwargs, **merged)
+
+
+def updated(
+    name: str, kind: str, seeds: tuple[int, ...], mode: Mode, device: str = "cpu", steps: int = 3, **fields: Any
+) -> list[Any]:
+    """(state, metrics) of each seed after a few updates made as training makes them: of all seeds at once, in place."""
+    on_cpu, algorithm = make_algorithm(name, kind, **fields), make_algorithm(name, kind, device=device, **fields)
+    key = rng.key_from_seed(3, 9)
+
+    def given(seed: int, i: int) -> dict[str, Any]:
+        return {"batch": batch_for(on_cpu, seed=100 * seed + i), "key": rng.fold(key, 10 * seed + i)}
+
+    rows = [tree_stack([given(seed, i) for seed in seeds]) for i in range(steps)]
+    tree = {"state": tree_stack([algorithm.init_state(seed) for seed in seeds]), **clone(rows[0])}
+    tree = tree_map(lambda x: x.to(device), tree)
+
+    def one(state: Any, batch: Any, key: Tensor) -> Any:
+        state, aux = algorithm.train_step(state, batch, key)
+        return state, aux.metrics
+
+    def update(tree: dict[str, Any]) -> Any:
+        state, metrics = torch.vmap(one)(tree["state"], tree["batch"], tree["key"])
+        copy_into(tree["state"], state)
+        return metrics
+
+    step, metrics = (
+        Executor(mode, torch.device(device)).wrap(update, lambda: tree["state"], whole=algorithm.compiled_whole),
+        None,
+    )
+    for row in rows:
+        copy_into({k: tree[k] for k in row}, row)
+        metrics = step(tree)
+    out = tree_map(lambda x: x.cpu(), (tree["state"], metrics))
+    return [tree_map(lambda x, i=i: x[i], out) for i in range(len(seeds))]
 
 
 def random_actions(spec: EnvSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:

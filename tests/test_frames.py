@@ -14,7 +14,7 @@ from helpers import config_for, run_digest
 from rl_training.data.frames import Frames
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.storage import transition_columns
-from rl_training.envs.atari import area_weights
+from rl_training.envs.atari import area_weights, make_atari_vector
 from rl_training.envs.making import make_env
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
@@ -179,6 +179,28 @@ def test_preprocessing() -> None:
     assert lives == [4, 3], "a life that was lost ends the episode, not the game"
     again, _ = make_env("Atari/Breakout-v0", {"sticky": 0.0}).reset(seed=3)
     assert np.array_equal(again, first)
+
+
+@needs_atari
+def test_colour() -> None:
+    """Frames of red, green and blue, oldest first; the grey of a screen is that of its colours."""
+    options = {"sticky": 0.0, "stack": 2, "size": 64}
+    grey, colour = (make_env("Atari/Boxing-v0", {**options, "grey": g}) for g in (True, False))
+    dark, first = grey.reset(seed=3)[0], colour.reset(seed=3)[0]
+    assert first.shape == colour.observation_space.shape == (6, 64, 64)
+    assert np.array_equal(first[:3], first[3:])
+    assert not np.array_equal(first[0], first[1])
+    second = colour.step(5)[0]
+    assert np.array_equal(second[:3], first[3:])
+    assert not np.array_equal(second[3:], first[3:])
+    luminance = np.tensordot((0.299, 0.587, 0.114), first[3:].astype(np.float64), 1)
+    assert np.abs(luminance - dark[1]).max() < 2.0
+
+
+@needs_atari
+def test_the_vector_environment_has_no_colours() -> None:
+    with pytest.raises(UserError, match="use vectorization sync or async"):
+        make_atari_vector(1, "boxing", grey=False)
 
 
 @pytest.mark.parametrize(("old", "new"), [(210, 84), (160, 84), (6, 3), (5, 5)])

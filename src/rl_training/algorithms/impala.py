@@ -41,11 +41,11 @@ class IMPALA(WholeRollout[IMPALAHyper]):
     name = "impala"
 
     def init_state(self, seed: int) -> TrainState:
-        """The actors' parameters, oldest first, start as the learner's."""
+        """The actors' parameters and those after them, oldest first, up to the learner's; at first all the same."""
         state = super().init_state(seed)
         if not self.hp.policy_lag:
             return state
-        history = state.params["policy"].expand(self.hp.policy_lag, -1).clone()
+        history = state.params["policy"].expand(self.hp.policy_lag + 1, -1).clone()
         return state._replace(extra={**state.extra, "history": history})
 
     def behaviour(self, state: TrainState) -> Params:
@@ -67,6 +67,6 @@ class IMPALA(WholeRollout[IMPALAHyper]):
         """Section 4.2; the advantages hold rho."""
         new, aux = super().train_step(state, batch, key)
         if self.hp.policy_lag:
-            history = torch.cat([state.extra["history"][1:], state.params["policy"].unsqueeze(0)])
+            history = torch.cat([state.extra["history"][1:], new.params["policy"].unsqueeze(0)])
             new = new._replace(extra={**new.extra, "history": history})
         return new, aux

@@ -42,7 +42,8 @@ def area_weights(old: int, new: int) -> Array:
 
 
 class Atari(gym.Env[Any, Any]):
-    """Grey `size` x `size` frames, the last `stack` of them as one image [stack, size, size], newest last.
+    """Grey `size` x `size` frames, the last `stack` of them as one image [stack, size, size], newest last; or, with
+    `grey` off, frames in colour, [3 * stack, size, size].
 
     frame_skip: each action is repeated so often; the last two screens are joined by their maximum, as sprites flicker.
     noop_max: a game starts with 1 to so many actions that do nothing. sticky: probability that the console repeats the
@@ -57,19 +58,19 @@ class Atari(gym.Env[Any, Any]):
     def __init__(
         self, game: str, *, frame_skip: int = 4, noop_max: int = 30, sticky: float = 0.25, full_actions: bool = False,
         episodic_life: bool = False, clip_rewards: bool = False, size: int = 84, stack: int = 4,
-        max_frames: int = MAX_FRAMES,
+        grey: bool = True, max_frames: int = MAX_FRAMES,
     ) -> None:  # fmt: skip
         self._skip, self._noop_max, self._max_frames = frame_skip, noop_max, max_frames
         self._episodic, self._clip = episodic_life, clip_rewards
-        self._game, self._sticky = game, sticky
+        self._game, self._sticky, self._channels = game, sticky, 1 if grey else 3
         self._ale = self._interface(0)
         height, width = self._ale.getScreenDims()
         self._rows, self._columns = area_weights(height, size), area_weights(width, size).T
         actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
         self._actions = list(actions)
         self.action_space = spaces.Discrete(len(self._actions))
-        self.observation_space = spaces.Box(0, 255, (stack, size, size), np.uint8)
-        self._stack = np.zeros((stack, size, size), np.uint8)
+        self._stack = np.zeros((stack * self._channels, size, size), np.uint8)
+        self.observation_space = spaces.Box(0, 255, self._stack.shape, np.uint8)
         self._lives, self._over = 0, True
 
     def _interface(self, seed: int) -> Any:
@@ -96,7 +97,7 @@ class Atari(gym.Env[Any, Any]):
         if self._actions[1].value == FIRE:  # some games wait for the first shot
             self._ale.act(FIRE)
         self._lives, self._over = self._ale.lives(), False
-        self._stack[:] = self._shrink(self._screen())
+        self._push(self._screen(), fill=True)
         return self._stack.copy(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -108,8 +109,7 @@ class Atari(gym.Env[Any, Any]):
             if self._ale.game_over():
                 screens = screens or [self._screen()]
                 break
-        self._stack[:-1] = self._stack[1:]
-        self._stack[-1] = self._shrink(np.maximum.reduce(screens))
+        self._push(np.maximum.reduce(screens))
         truncated = bool(self._ale.game_truncated())
         terminated = bool(self._ale.game_over()) and not truncated
         self._over = terminated or truncated
@@ -119,13 +119,19 @@ class Atari(gym.Env[Any, Any]):
         return self._stack.copy(), reward, terminated or (lost and not truncated), truncated, {}
 
     def _screen(self) -> Array:
-        frame: Array = self._ale.getScreenGrayscale()
-        return frame
+        """[channels, height, width]."""
+        ale = self._ale
+        screen: Array = ale.getScreenGrayscale()[None] if self._channels == 1 else ale.getScreenRGB().transpose(2, 0, 1)
+        return screen
 
-    def _shrink(self, frame: Array) -> Array:
-        """By the mean over areas, as a product from each side."""
-        small: Array = np.rint(self._rows @ frame.astype(np.float32) @ self._columns).astype(np.uint8)
-        return small
+    def _push(self, screen: Array, fill: bool = False) -> None:
+        """The newest frame, or all of them: shrunk by the mean over areas, as a product from each side."""
+        small = np.rint(self._rows @ screen.astype(np.float32) @ self._columns).astype(np.uint8)
+        if fill:
+            self._stack[:] = np.tile(small, (len(self._stack) // self._channels, 1, 1))
+        else:
+            self._stack[: -self._channels] = self._stack[self._channels :]
+            self._stack[-self._channels :] = small
 
     def get_state(self) -> dict[str, Any]:
         """Everything: console with its random numbers, the stack, what a lost life is compared with."""
@@ -151,6 +157,8 @@ def make_atari_vector(num_envs: int, game: str, **options: Any) -> Any:
     }  # fmt: skip
     defaults: dict[str, Any] = {"sticky": 0.25, "clip_rewards": False, "episodic_life": False}
     size = options.pop("size", 84)
+    if not options.pop("grey", True):
+        raise UserError("Atari's vector environment has grey frames only here: use vectorization sync or async")
     given = {names.get(k, k): v for k, v in {**defaults, **options}.items()}
     return _ale().AtariVectorEnv(game, num_envs, img_height=size, img_width=size, **given)
 

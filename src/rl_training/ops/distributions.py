@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
+def _log_sigmoid(x: Tensor) -> Tensor:
+    """torch 2.11 cannot compile its own one under two levels of `vmap` on a GPU."""
+    return -F.softplus(-x)
+
+
 class Distribution(ABC):
     """What all share. `mask` is for the discrete ones: bool, the shape of `out`, False = forbidden.
 
@@ -160,19 +165,19 @@ class Bernoulli(Distribution):
 
     def log_prob(self, out: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         out = self._masked(out, mask)
-        return torch.where(action > 0, F.logsigmoid(out), F.logsigmoid(-out)).sum(-1)
+        return _log_sigmoid(torch.where(action > 0, out, -out)).sum(-1)
 
     def entropy(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
         out = self._masked(out, mask)
-        return -(out.sigmoid() * F.logsigmoid(out) + (-out).sigmoid() * F.logsigmoid(-out)).sum(-1)
+        return -(out.sigmoid() * _log_sigmoid(out) + (-out).sigmoid() * _log_sigmoid(-out)).sum(-1)
 
     def mode(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
         return (self._masked(out, mask) > 0).long()
 
     def kl(self, out_old: Tensor, out_new: Tensor, mask: Tensor | None = None) -> Tensor:
         old, new = self._masked(out_old, mask), self._masked(out_new, mask)
-        ones = old.sigmoid() * (F.logsigmoid(old) - F.logsigmoid(new))
-        zeros = (-old).sigmoid() * (F.logsigmoid(-old) - F.logsigmoid(-new))
+        ones = old.sigmoid() * (_log_sigmoid(old) - _log_sigmoid(new))
+        zeros = (-old).sigmoid() * (_log_sigmoid(-old) - _log_sigmoid(-new))
         return (ones + zeros).sum(-1)
 
 
