@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs import ActionDecoder, ArraySpec, EnvSpec, ObsEncoder, make_spec
+from rl_training.envs.spaces import quicken
 from rl_training.errors import UserError
 
 IMAGE = spaces.Box(0, 255, (6, 5, 3), np.uint8)
@@ -148,3 +151,20 @@ def test_spec_of_a_registered_env():
     env = gym.make("Pendulum-v1")
     spec = make_spec("Pendulum-v1", env.observation_space, env.action_space, 200)
     assert (spec.obs_dim, spec.action.dim, spec.action.bounded, spec.action.high) == (3, 1, True, (2.0,))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Discrete(4, start=-2)])
+def test_a_quickened_space_gives_the_same_answers(space: spaces.Discrete) -> None:
+    asked = copy.deepcopy(space)
+    quicken(space)
+    assert isinstance(space, spaces.Discrete)
+    assert (space, repr(space)) == (asked, repr(asked))
+    numbers = range(-4, 6)
+    given = [kind(i) for i in numbers for kind in (np.int64, np.int32, int, float, np.float64, np.asarray, str)]
+    given += [np.uint8(1), True, np.bool_(True), None, np.zeros(1, np.int64), np.iinfo(np.int64).max]
+    for x in given:
+        answer = space.contains(x)
+        assert type(answer) is bool
+        assert answer == asked.contains(x), repr(x)
+    assert np.int64(1) in space
+    assert space.sample() in asked

@@ -7,7 +7,7 @@ import torch
 
 from rl_training.errors import UserError
 from rl_training.runtime import executor
-from rl_training.runtime.executor import Executor, choose_mode, compiler_available
+from rl_training.runtime.executor import Executor, _hold, choose_mode, compiler_available
 
 
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +70,14 @@ def test_a_torch_that_moved_its_inside_compiles_without_the_rewrites(
     monkeypatch.setattr("rl_training.runtime.rewrites.CpuRewrites.__init__", moved)
     assert executor._cpu_rewrites() == {}
     assert "newer than this library knows (cannot import name 'CppWrapperCpu')" in caplog.text
+
+
+def test_tensors_are_held_as_long_as_their_graph_lives() -> None:
+    class Owner:
+        pass
+
+    tensor, owner = torch.zeros(3), Owner()
+    _hold([tensor], owner)
+    assert tensor._use_count() == 2  # type: ignore[attr-defined]
+    del owner
+    assert tensor._use_count() == 1  # type: ignore[attr-defined]

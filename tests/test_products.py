@@ -42,6 +42,7 @@ def hidden_layers(x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         "part": joined[3:],
         "reused": torch.tanh((hidden - 1.0) @ weights),
         "sum": joined.sum(0),
+        "sorted": 2.0 * torch.sort(joined[1:, 3:9] - 1.0, dim=0).values,  # by the library, of a part
     }
 
 
@@ -167,8 +168,12 @@ def test_intermediate_results_are_allocated_once() -> None:
     from rl_training.runtime.intermediates import _kept
 
     made = "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, a, b, f32, cpu, 0, &buf7_handle));"
-    code = _kept(made, "buf7")
-    assert made.replace("_handle", "_kept") in code
-    assert "static thread_local AtenTensorHandle buf7_kept" in code
-    assert code.endswith("aoti_torch_new_tensor_handle(buf7_kept, &buf7_handle));")
-    assert _kept("buf7.reset();", "buf7") == "buf7.reset();"
+    named = "RAIIAtenTensorHandle buf7(buf7_handle);"
+    kept = _kept(made, named, "buf7", 4)
+    assert kept is not None
+    first, code = kept
+    assert made.replace("_handle", "_kept") in first
+    assert first.startswith("static thread_local AtenTensorHandle buf7_kept")
+    assert code == "rl_training::Kept buf7(buf7_kept, buf7_data, 4);"
+    assert _kept("buf7.reset();", named, "buf7", 4) is None
+    assert _kept(made, "RAIIAtenTensorHandle buf7(buf7_handle_restrided);", "buf7", 4) is None

@@ -289,6 +289,22 @@ class ActionDecoder:
         return np.asarray(flat, np.float32)
 
 
+class _Discrete(spaces.Discrete):
+    """Knows at once whether it holds a NumPy integer, as actions are here; the rest is asked as before. Environments
+    that test each action with Gymnasium's own `contains` spend a fifth of CartPole's step on it."""
+
+    def contains(self, x: Any) -> bool:
+        if type(x) is np.int64:
+            return bool(self.start <= x < self.start + self.n)
+        return super().contains(x)
+
+
+def quicken(space: spaces.Space[Any]) -> None:
+    """Let the action space of an environment give the same answers faster, where it is one that has such a way."""
+    if type(space) is spaces.Discrete and space.dtype == np.int64:
+        space.__class__ = _Discrete
+
+
 def make_action_spec(space: spaces.Space[Any]) -> ActionSpec:
     if isinstance(space, spaces.Discrete):
         return ActionSpec("discrete", nvec=(int(space.n),), start=int(space.start))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import traceback
 import warnings
 from collections import deque
@@ -13,7 +14,7 @@ import numpy as np
 
 from rl_training.envs.making import EnvSource, env_name, make_env
 from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
-from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec
+from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec, quicken
 from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
@@ -91,6 +92,8 @@ class SubEnvs:
         masks: bool = False,
     ) -> None:
         self.envs = [make_env(source, env_kwargs) for _ in places]
+        for env in self.envs:
+            quicken(env.unwrapped.action_space)
         if masks and (length := info_mask_length(self.envs[0])):
             self.envs = [InfoMask(env, length) for env in self.envs]
         env = self.envs[0]
@@ -143,12 +146,12 @@ class SubEnvs:
         self._now += 1
         try:
             self.encoder.write_rows(batch, obs_out)
-            batch_rewards = [float(reward) for reward in batch_rewards]
+            batch_rewards = list(map(float, batch_rewards))
         except (TypeError, ValueError):
             self._name_fault(batch, batch_rewards, parity)
             raise
         rewards[:] = batch_rewards
-        self._returns = [total + reward for total, reward in zip(self._returns, batch_rewards)]
+        self._returns = list(map(operator.add, self._returns, batch_rewards))
         if rewards.dot(self._zeros) != 0.0:
             bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise self._fault(bad, f"reward is {batch_rewards[bad]}")
@@ -343,7 +346,7 @@ class SyncVectorEnv(VectorEnv):
         done = self._sub.step(given, parity)
         obs, final_obs, rewards, terminated, truncated = self._buffers.halves[parity]
         if not done:
-            return Step(obs, obs, rewards, terminated, truncated, self._valid, [])
+            return Step(obs, obs, rewards, terminated, truncated, self._valid, [], True)
         copy_rows(obs, final_obs, ~(terminated | truncated))
         return Step(obs, final_obs, rewards, terminated, truncated, self._valid, episodes(self._buffers, done))
 

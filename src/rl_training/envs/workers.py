@@ -233,7 +233,7 @@ class AsyncVectorEnv(VectorEnv):
             terminated[rows], truncated[rows] = False, True
             copy_rows(buffers.halves[previous].obs, final_obs, rows)
         elif all(worker.reply == OK for worker in self._workers):
-            return Step(obs, obs, rewards, terminated, truncated, valid, [])
+            return Step(obs, obs, rewards, terminated, truncated, valid, [], True)
         ended = terminated | truncated
         copy_rows(obs, final_obs, ~ended)
         done: list[int] = np.flatnonzero(ended & valid).tolist()

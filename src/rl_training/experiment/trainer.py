@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 import warnings
@@ -340,10 +341,12 @@ class Trainer:
 
     def _check_finite(self) -> None:
         steps = self.loop.bad_steps()
-        finite = [torch.isfinite(flat).all(-1) for flat in self.loop.learner.train.params.values()]  # [S] each
-        for i, sound in enumerate(torch.stack(finite).all(0).tolist()):
+        # The largest number is finite exactly when all are; one operation for each network.
+        largest = [torch.linalg.vector_norm(flat, math.inf, -1) for flat in self.loop.learner.train.params.values()]
+        for i, values in enumerate(zip(*(x.tolist() for x in largest))):
             step = steps[i]
-            if step < 0 and not sound:  # the last update broke the parameters; its own metrics were still finite
+            if step < 0 and not all(map(math.isfinite, values)):
+                # The last update broke the parameters; its own metrics were still finite.
                 step = max(0, self.loop.gradient_steps - 1)
             if step >= 0:
                 path = save_nan_dump(self.run_dir, self.loop, i, step)

@@ -20,6 +20,7 @@ import operator
 import os
 import shutil
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -228,6 +229,7 @@ class CompiledGraph:
             leaves = [_place(leaf, inputs, outputs) for leaf in tree_leaves(out)]
             if all(id(x) in static for x in inputs) and all(leaf is not None for leaf in leaves):
                 self.args, self.entry, self.inputs, self.out = args, _unwrapped(entry), inputs, out
+                _hold(inputs, self)
                 self.leaves = leaves  # type: ignore[assignment]
                 if self.leaves and all(isinstance(leaf, Tensor) for leaf in self.leaves):
                     given = iter(self.leaves)
@@ -248,6 +250,16 @@ def _unwrapped(entry: Callable[[list[Any]], Any]) -> Callable[[list[Tensor]], li
     call = cells[0].cell_contents
     take, give = handles.unsafe_alloc_void_ptrs_from_tensors, handles.alloc_tensors_by_stealing_from_void_ptrs
     return lambda inputs: give(call(take(inputs)))
+
+
+def _hold(tensors: list[Tensor], owner: Any) -> None:
+    """A second use of each tensor, as long as `owner` lives. Where its Python object is the only one, that object must
+    be told, under the interpreter's lock, whenever a handle for a graph comes and goes: 2 us a call for 19 tensors."""
+    handles = getattr(torch._C, "_aoti", None)
+    take = getattr(handles, "unsafe_alloc_void_ptrs_from_tensors", None)
+    give = getattr(handles, "alloc_tensors_by_stealing_from_void_ptrs", None)
+    if take is not None and give is not None:  # else a torch that has them elsewhere
+        weakref.finalize(owner, give, take(tensors)).atexit = False
 
 
 # What the wrapper of a graph mentions that has no constants and returns no plain numbers.

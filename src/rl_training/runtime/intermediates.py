@@ -1,12 +1,14 @@
 """The intermediate results of a graph for the CPU, in tensors that are kept from call to call.
 
 A small update has fifty of them. Making each anew (the tensor, its storage, its memory) and freeing it again takes a
-sixth of a DQN update and a twelfth of a PPO minibatch. Results that a call returns are made anew as before: a caller
+sixth of a DQN update and a twelfth of a PPO minibatch; counting their uses and asking for their memory in each call,
+still a fiftieth of the latter. Results that a call returns are made anew as before: a caller
 may keep them. Each thread has its own, so two threads may run the same graph.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch._inductor import config, ir
@@ -14,6 +16,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.codegen.wrapper import ReinterpretLine, ReuseLine
 from torch._inductor.virtualized import V
 
+SOURCE = Path(__file__).with_suffix(".h")
 LARGEST = 2**18  # bytes of one tensor: for larger ones allocating is the smallest part of their cost
 
 _ordinary = CppWrapperCpu.make_buffer_allocation
@@ -24,26 +27,34 @@ def keep(rewrites: type) -> None:
 
     def make_buffer_allocation(wrapper: Any, buffer: Any) -> str:
         written = wrapper.wrapper_call._lines
-        before = len(written)
         code: str = _ordinary(wrapper, buffer)  # type: ignore[no-untyped-call]
         ours = isinstance(config.post_grad_custom_post_pass, rewrites)
-        if ours and _small(buffer) and buffer.get_name() not in _returned(wrapper):
-            for i in range(before, len(written)):
-                written[i] = _kept(written[i], buffer.get_name())
+        if not ours or not _small(buffer) or buffer.get_name() in _returned(wrapper):
+            return code
+        kept = _kept(written[-1], code, buffer.get_name(), buffer.get_dtype().itemsize)
+        if kept is None:
+            return code
+        if not getattr(wrapper, "has_kept", False):
+            wrapper.header.splice(SOURCE.read_text(encoding="utf-8"))
+            wrapper.has_kept = True
+        written[-1], code = kept
         return code
 
     CppWrapperCpu.make_buffer_allocation = make_buffer_allocation  # type: ignore[method-assign]
 
 
-def _kept(line: Any, name: str) -> Any:
-    """The line that allocates: in the first call only."""
-    text = line.strip() if isinstance(line, str) else ""
-    if not text.startswith("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided("):
-        return line
-    first = text.replace(f"&{name}_handle", f"&{name}_kept")
-    return (
-        f"static thread_local AtenTensorHandle {name}_kept = nullptr; if ({name}_kept == nullptr) {{ {first} }}"
-        f" AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle({name}_kept, &{name}_handle));"
+def _kept(allocation: Any, code: str, name: str, itemsize: int) -> tuple[str, str] | None:
+    """The line that allocates, in the first call only, and the one that names the result (intermediates.h); None where
+    they are not the known ones."""
+    text = allocation.strip() if isinstance(allocation, str) else ""
+    end = f", &{name}_handle));"
+    known = text.startswith("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(") and text.endswith(end)
+    if not known or code != f"RAIIAtenTensorHandle {name}({name}_handle);":
+        return None
+    first = f"{text.removesuffix(end)}, &{name}_kept)); {name}_data = get_data_ptr_wrapper({name}_kept);"
+    memory = f"static thread_local AtenTensorHandle {name}_kept = nullptr; static thread_local void* {name}_data;"
+    return f"{memory} if ({name}_kept == nullptr) {{ {first} }}", (
+        f"rl_training::Kept {name}({name}_kept, {name}_data, {itemsize});"
     )
 
 

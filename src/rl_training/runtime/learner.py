@@ -83,6 +83,7 @@ class Learner:
         rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
+        self.uneventful = False  # do they say that every row is stored and no episode ended?
         self._chosen = self.tree["actions"].flatten(0, 1)
         self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
@@ -164,16 +165,19 @@ class Learner:
         self._wait()
         reward, terminated, truncated, valid, advance = self._columns
         reward[:] = step.rewards
-        terminated[:] = step.terminated
-        truncated[:] = step.truncated
-        valid[:] = step.valid
-        advance[:] = True if keep_invalid else step.valid
+        if not (step.uneventful and self.uneventful):  # most steps say what the last one said
+            terminated[:] = step.terminated
+            truncated[:] = step.truncated
+            valid[:] = step.valid
+            advance[:] = True if keep_invalid else step.valid
+            self.uneventful = step.uneventful
         self._upload(step.obs, step.final_obs)
 
     def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
         """Observations to act on, and no transition to store. Episodes begin with them, unless the loaded transition
         was only stored already (`begins` False): then they begin where it says. `lost`: running episodes are over."""
         self._wait()
+        self.uneventful = False
         self._scalars[:, :1] = 0.0
         self._scalars[:, 4] = 0.0
         if begins:
@@ -188,8 +192,9 @@ class Learner:
 
     def _upload(self, obs: Any, final_obs: Any) -> None:
         """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a copy's cost."""
-        for rows, array in zip(self._host_obs, (*_arrays(obs), *_arrays(final_obs)), strict=True):
-            np.copyto(rows, array)
+        arrays = (*_arrays(obs), *_arrays(final_obs)) if isinstance(obs, dict) else (obs, final_obs)
+        for rows, array in zip(self._host_obs, arrays, strict=True):
+            rows[...] = array
         if self.device.type == "cpu":
             return
         for (_, buffer), (_, staging) in zip(tree_items(self.inputs), tree_items(self._staging)):
@@ -205,6 +210,7 @@ class Learner:
     def act(self) -> np.ndarray:
         """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
         next one replaces it."""
+        self.uneventful = False
         if self.device.type == "cpu":
             self._scalars[:, 4] = 0.0
         else:

@@ -72,7 +72,8 @@ class CpuRewrites(CustomGraphPass):
 
         intermediates.keep(CpuRewrites)
         self.layers = layers
-        self.files = (__file__, intermediates.__file__, layers.__file__, products.__file__, str(products.SOURCE))
+        sources = (intermediates.SOURCE, products.SOURCE)
+        self.files = (__file__, intermediates.__file__, layers.__file__, products.__file__, *map(str, sources))
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         self.layers.narrow_products(graph, _Calls(graph))

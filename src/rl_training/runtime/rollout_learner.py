@@ -64,17 +64,17 @@ class RolloutLearner(Learner):
         # Nothing is written here: inductor of torch 2.11 may run a kernel that reads `extra` after one that writes it.
         return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def _shuffle(self, scratch: dict[str, Any], between: int = 0, left: int = 1) -> None:
         """A new order of the rows, for each seed. As far as is known, `left` orders are wanted in all, `between` steps
         apart."""
-        order: Tensor = scratch["order"]
-        scratch["offset"].zero_()
+        order, offset = scratch["order"], scratch["offset"]
         keys, steps, rows = self.tree["keys"], self.train.step, order.shape[1]
         if self.device.type == "cpu":  # on the host: the same order, without a dozen operations on single numbers
+            offset.numpy()[:] = 0
             for place, key, step in zip(order.numpy(), keys.tolist(), steps.tolist()):
                 place[:] = self._order(key, step, rows, between, left)
             return
+        offset.zero_()
         shuffle = self.per_seed(lambda step, key: rng.permutation(rng.fold(rng.fold(key, SHUFFLE), step), rows))
         order.copy_(shuffle(steps, keys))
 

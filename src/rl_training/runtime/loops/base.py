@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,12 @@ class EpisodeWindow:
             return {}
         returns, lengths, successes = zip(*window)
         metrics = {
-            "rollout/ep_rew_mean": float(np.mean(returns)),
-            "rollout/ep_len_mean": float(np.mean(lengths)),
+            "rollout/ep_rew_mean": fmean(returns),
+            "rollout/ep_len_mean": fmean(lengths),
             "rollout/episodes": self.finished[seed],
         }
         if None not in successes:
-            metrics["rollout/success_rate"] = float(np.mean(successes))
+            metrics["rollout/success_rate"] = fmean(successes)
         return metrics
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +103,8 @@ class Loop(ABC):
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
-        self.env_steps += int(np.count_nonzero(step.valid)) // len(self.seeds)
+        taken = len(step.valid) if step.uneventful else int(np.count_nonzero(step.valid))
+        self.env_steps += taken // len(self.seeds)
         return step
 
     def on_step(self, step: Step) -> None:  # noqa: B027  # most loops have nothing to say before it is loaded
@@ -150,6 +152,7 @@ class Loop(ABC):
         columns = self.learner.store.columns
         _fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         _fill(self.learner.inputs, tensors["state"], "inputs")
+        self.learner.uneventful = False
         rows = {k: v for k, v in tree["data"].items() if k in columns}
         _fill(rows, tensors["replay"], "rows", envs=self.num_envs)
         rest = {k: v for k, v in tree["data"].items() if k not in columns}
