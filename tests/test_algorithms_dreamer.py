@@ -17,6 +17,7 @@ from rl_training.errors import UserError
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
+from rl_training.runtime.loops.off_policy import OffPolicyLoop
 
 KEY = rng.key_from_seed(7)
 T, H = 6, 3  # as in tests/helpers.py
@@ -255,6 +256,6 @@ def test_bad_input_is_refused_at_construction() -> None:
     with pytest.raises(UserError, match="vectors or uint8 images"):
         Dreamer(EnvSpec("Test-v0", ArraySpec((3, 3)), ActionSpec("discrete", (2,))), size="tiny")
     with pytest.raises(UserError, match=r"learning_starts = 40 must be at least 128"):
-        agent(batch_length=64).replay(2)
+        OffPolicyLoop.check(agent(batch_length=64).hp, 2)
     with pytest.raises(UserError, match="raise buffer_size"):
         agent(batch_length=64, learning_starts=500, buffer_size=60).replay(1)

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -334,6 +335,33 @@ def test_rlpd_batches_are_half_prior_data(tmp_path: Path) -> None:
     assert phase.source == "mixed"
     names = load_checkpoint(result.checkpoint_path).tensors["state"]
     assert not any("prior" in name for name in names)
+
+
+class Camera(gym.Env[Any, Any]):
+    """An image and a vector."""
+
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self) -> None:
+        image = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        self.observation_space = gym.spaces.Dict(camera=image, speed=gym.spaces.Box(-1, 1, (2,), np.float32))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, bool(self.np_random.random() < 0.2), {}
+
+
+def test_data_of_images_beside_vectors(tmp_path: Path) -> None:
+    config = config_for("bc", tmp_path, total_timesteps=4, algo_kwargs={"dataset": {"size": 40}})
+    result = Trainer(config, env=Camera, progress=False).run()
+    assert result.status == "completed"
+    other = {"dataset": {"kind": "random", "env_id": "CartPole-v1", "size": 40}}
+    with pytest.raises(UserError, match=r"observations have shape \(4,\); Camera needs Dict"):
+        Trainer(config_for("bc", tmp_path, algo_kwargs=other), env=Camera, progress=False)
 
 
 BAD = [

@@ -108,6 +108,10 @@ BAD = [
     (["train", "--config", "dqn/cartpole", "--set", "gamma"], ["key=value", "gamma"]),
     (["train", "--config", "dqn/cartpole", "--set", "gamma=2"], ["gamma = 2"]),
     (["train", "--config", "dqn/cartpole", "--set", "hidden_sizes=[0]"], ["hidden_sizes"]),
+    (["train", "--config", "dqn/cartpole", "--set", "learning_rate=inf"], ["learning_rate", "finite"]),
+    (["train", "--config", "dqn/cartpole", "--set", "learning_rate=[1]"], ["learning_rate", "lin_0.001"]),
+    (["train", "--config", "ppo/cartpole", "--set", "ent_coef={kind: linear}"], ["ent_coef.start is missing"]),
+    (["train", "--config", "dqn/cartpole", "--set", "stop_at_return=nan"], ["stop_at_return", "finite"]),
     (["train", "--config", "dqn/cartpole", "--set", "hidden_sizes=64"], ["hidden_sizes = 64", "should be a list"]),
     (["train", "--config", "dqn/cartpole", "--set", "env_kwargs.wind=1"], ["wind"]),
     (["train", "--config", "bc/pendulum", "--set", "dataset.paht=x.npz"], ["'dataset.paht'", "'path'", "reward_clip"]),
@@ -219,6 +223,18 @@ def test_set_uses_the_settings_of_the_chosen_algorithm():
     assert config.algo == "ppo"
     with pytest.raises(UserError, match="clip_range"):
         options.build_config("dqn/cartpole", settings=["clip_range=0.3"])
+
+
+def test_numbers_with_an_exponent_are_numbers_in_files_too(tmp_path):
+    """YAML 1.1 takes 1e3 for text."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "algo: dqn\nenv_id: CartPole-v1\ntotal_timesteps: 1e3\ntags: {run: '1e3'}\n"
+        "algo_kwargs: {learning_rate: 1E-3, buffer_size: 2.5e+3}\n"
+    )
+    config = make_config(file)
+    assert (config.total_timesteps, config.tags) == (1000, {"run": "1e3"})
+    assert (config.hyper().learning_rate.start, config.hyper().buffer_size) == (1e-3, 2500)
 
 
 def test_seed_options_replace_those_of_the_file(tmp_path):

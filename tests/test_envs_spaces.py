@@ -76,6 +76,12 @@ def test_unsupported_observation_space_is_named(space):
         make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
 
 
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.Dict(), spaces.Tuple(())])
+def test_an_observation_of_nothing_is_refused(space):
+    with pytest.raises(UserError, match=r"MyEnv-v0: Observation space .* holds nothing"):
+        make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
+
+
 def test_unsupported_action_space_is_named():
     with pytest.raises(UserError, match="Action space Tuple"):
         make_spec("MyEnv-v0", spaces.Discrete(2), spaces.Tuple((spaces.Discrete(2),)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -205,6 +206,36 @@ def test_resumed_run_has_an_honest_rate(monkeypatch: pytest.MonkeyPatch) -> None
         clock.now = 10.0
         progress.update(901_000)
     assert "100 steps/s" in stream.getvalue()
+
+
+@pytest.mark.parametrize("place", ["add_summary", "close"])
+def test_tensorboard_that_cannot_be_written_ends_nothing_else(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Writer:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.file_writer = self
+
+        def add_summary(self, *_: object, **__: object) -> None:
+            self.fail("add_summary")
+
+        def close(self) -> None:
+            self.fail("close")
+
+        def fail(self, where: str) -> None:
+            if where == place:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Writer)
+
+    def two_events() -> None:
+        with MetricsLogger(tmp_path) as log:
+            log.log(1, {"loss": 0.5})
+            log.log(2, {"loss": 0.4})
+
+    with pytest.warns(UserWarning, match=r"no more TensorBoard files .*disk is full"):
+        two_events()
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
 
 
 class Terminal(io.StringIO):

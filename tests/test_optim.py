@@ -94,7 +94,9 @@ def test_schedules_as_data() -> None:
     assert parse("0.001") == Schedule(start=1e-3)
     assert parse("lin_0.001") == Schedule(kind="linear", start=1e-3, end=0.0)
     assert parse({"kind": "cosine", "start": 0.1, "warmup": 0.1}).kind == "cosine"
-    for bad in (-1.0, True, "fast", {"kind": "linear", "start": 1.0, "end": -1.0}, {"kind": "step", "start": 1.0}):
+    never = {"kind": "linear", "start": 1.0, "warmup": 0.5, "fraction": 0.3}  # it would fall to its end at once
+    bad_kinds = ({"kind": "linear", "start": 1.0, "end": -1.0}, {"kind": "step", "start": 1.0}, {"kind": "linear"})
+    for bad in (-1.0, True, "fast", [1.0], math.inf, "nan", never, *bad_kinds):
         with pytest.raises(ValidationError):
             parse(bad)
     for given in (3e-4, {"kind": "linear", "start": 0.1, "end": 0.01, "fraction": 1.0, "warmup": 0.1}):

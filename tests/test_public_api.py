@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import ALGORITHMS, config_for, make_algorithm
+from helpers import ALGORITHMS, config_for, make_algorithm, small_fields, spec_for
 
 import rl_training
+from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.experiment import registry
+from rl_training.experiment.trainer import Trainer
 
 NAMES = {
     "rl_training": [
@@ -242,6 +246,42 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
     assert same[0] == same[1]
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_images_beside_vectors_are_learned_from_or_refused(name: str) -> None:
+    parts = {"camera": ArraySpec((3, 16, 16), "uint8"), "vector": ArraySpec((3,))}
+    spec = EnvSpec("Test-v0", parts, spec_for(name).action)
+    with contextlib.suppress(rl_training.UserError):
+        registry.entry(name).load()(spec, num_envs=2, **small_fields(name)).init_state(0)
+
+
+class Mixed(gym.Env[Any, Any]):
+    """A Dict observation with a discrete part."""
+
+    observation_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,), np.float32), b=gym.spaces.Discrete(3, start=1))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": np.zeros(2, np.float32), "b": 1}, {}
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({"a": [0, 0], "b": 4}, r"outside its space, 1 to 3"),
+        ({"a": [0, 0], "b": 1.5}, "not whole"),
+        ({"a": [0, 0], "c": 1}, r"must have the parts \['a', 'b'\]"),
+        ({"a": [[0, 0], [1, 1]], "b": [1]}, "not equally many: a has 2, b has 1"),
+        ({"a": [[0, 0], [1, 1]], "b": 1}, "not equally many: a has 2, b is single"),
+    ],
+)
+def test_observations_that_do_not_fit_are_told_of(obs: Any, message: str, tmp_path: Path) -> None:
+    agent = Trainer(config_for("dqn", tmp_path), env=Mixed, progress=False).agent()
+    assert agent.predict({"a": [0, 0], "b": 3}).shape == ()
+    assert agent.predict({"a": [[0, 0]] * 2, "b": [3, 1]}).shape == (2,)
+    with pytest.raises(rl_training.UserError, match=message):
+        agent.predict(obs)
+
+
 def test_experiment_manager(tmp_path: Path) -> None:
     manager = rl_training.ExperimentManager(tmp_path / "all")
     result = manager.run(config_for("ppo", tmp_path / "elsewhere"))
@@ -257,3 +297,14 @@ def test_train_function(tmp_path: Path) -> None:
     result = train_sac(config_for("sac", tmp_path), progress=False)
     assert isinstance(result, rl_training.TrainResult)
     assert result.summary["algo"] == "sac"
+    assert train_sac is rl_training.train_sac
+    with pytest.raises(rl_training.UserError, match="train_sac trains 'sac', but the configuration says 'dqn'"):
+        train_sac(config_for("dqn", tmp_path))
+
+
+def test_what_is_no_function_that_makes_an_environment_is_refused(tmp_path: Path) -> None:
+    for wrong, words in ((Mixed(), "not an environment itself"), (5, "not int")):
+        with pytest.raises(rl_training.UserError, match=f"env_fn must be a function .*, {words}"):
+            rl_training.DQN(config_for("dqn", tmp_path), env_fn=wrong).learn()
+    with pytest.raises(rl_training.UserError, match="patience = 0"):
+        rl_training.EarlyStopping(patience=0)

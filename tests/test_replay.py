@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,6 +236,16 @@ def test_rollout_is_read_whole_and_in_order() -> None:
         whole = store.whole(one(data, s))
         assert whole["rewards"].tolist() == [[100.0 * s + 10 * e + t for e in range(3)] for t in range(4)]
         assert whole["obs"].shape == (4, 3, 2)
+
+
+def test_a_buffer_that_is_not_filled_costs_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB
+    data = Storage({"obs": ((256,), torch.float32), "done": ((), torch.bool)}, 1_000_000, 1).init(
+        1, torch.device("cpu")
+    )
+    assert data["obs"].nbytes > 1_000_000 * 1024
+    assert not data["obs"][0, :8].any()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 def test_storage_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from rl_training.experiment.checkpoint import (
 )
 from rl_training.experiment.metrics import read_metrics
 from rl_training.experiment.trainer import Trainer
+from rl_training.ops.tree import tree_items
 
 
 class Recorder(Callback):
@@ -211,6 +212,28 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
     assert seeds == {0, 1, None}  # a line for each seed, and one for the study
     assert list((result.run_dir / "tensorboard").glob("events*"))
     assert (result.run_dir / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(("name", "envs", "steps"), [("prioritized_dqn", 3, 400), ("r2d2", 2, 120), ("dreamer", 2, 96)])
+def test_a_checkpoint_holds_what_is_stored_and_no_more(name: str, envs: int, steps: int, tmp_path: Path) -> None:
+    """Bit for bit what the buffer holds, whatever its size. Checkpoints of all rows, as they once were, load too."""
+    sizes = []
+    for capacity in (300, 10_000):
+        first, *others = (
+            trainer(name, tmp_path, num_envs=envs, total_timesteps=steps, seeds=(0, 1),
+                    algo_kwargs={"buffer_size": capacity}) for _ in range(3)
+        )  # fmt: skip
+        first.loop.advance(steps)
+        data, saved, counters = first.loop.learner.tree["data"], first.loop.tensors(), first.loop.counters()
+        sizes.append(sum(x.nbytes for k, x in saved["replay"].items() if k.startswith(("rows", "index.state"))))
+        all_rows = {**dict(tree_items(data, "rows")), **dict(tree_items(data, "index"))}
+        for other, replay in zip(others, (saved["replay"], all_rows)):
+            other.loop.load({**saved, "replay": replay}, counters)
+            found = dict(tree_items(other.loop.learner.tree["data"]))
+            assert [part for part, value in tree_items(data) if not torch.equal(found[part], value)] == []
+    assert sizes[1] <= 1.5 * sizes[0]
+    with pytest.raises(UserError, match="does not fit this configuration: rows"):
+        other.loop.load({**saved, "replay": {k: v[:1] for k, v in saved["replay"].items()}}, counters)
 
 
 def test_a_run_too_short_to_learn_says_so(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         from rl_training.experiment import registry
 
         if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
-            return importlib.import_module("rl_training.experiment.trainer").train
+            return importlib.import_module("rl_training.api.managed").train_function(name.removeprefix("train_"))
         entry = registry.entry_of_class(name)
         if entry is not None:
             return importlib.import_module("rl_training.api.managed").algorithm_class(entry.name)

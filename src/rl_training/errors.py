@@ -55,5 +55,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         known = _fields(model, problem["loc"][:-1])
         return f"unknown key '{key}'.{did_you_mean(str(problem['loc'][-1]), known)} Known: {', '.join(sorted(known))}"
+    if problem["type"] == "missing":
+        return f"{key} is missing in {shown(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("valid tuple", "list")
     return f"{key} = {shown(problem['input'])}: {message}" if key else message

@@ -19,9 +19,9 @@ _LOSSES = {  # losses that can be used on their own, by module
 
 def __getattr__(name: str) -> Any:
     if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
-        from rl_training.experiment.trainer import train
+        from rl_training.api.managed import train_function
 
-        return train
+        return train_function(name.removeprefix("train_"))
     if name in _LOSSES:
         return getattr(importlib.import_module(f"{__name__}.{_LOSSES[name]}"), name)
     entry = registry.entry_of_class(name)

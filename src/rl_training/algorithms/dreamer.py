@@ -25,7 +25,6 @@ from rl_training.algorithms.hyper import Hyper, Positive, constant
 from rl_training.data.dream_replay import DreamReplay
 from rl_training.data.storage import Columns, action_column
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.filtering import Filtering, Seen
 from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head
 from rl_training.ops import rng
@@ -97,6 +96,10 @@ class DreamerHyper(Hyper):
     """Gradients are scaled down to this share of the norm of their parameters, by tensor; 0 switches it off."""
     adam_eps: float = Field(1e-20, gt=0.0)
     """Term added to the denominator of the optimiser."""
+
+    @property
+    def replay_length(self) -> int:
+        return self.batch_length
 
     def rate(self, num_envs: int) -> Fraction:
         """Updates for each step of the vector environment."""
@@ -211,11 +214,6 @@ class Dreamer(Algorithm[DreamerHyper]):
 
     def replay(self, num_envs: int) -> DreamReplay:
         hp = self.hp
-        if hp.learning_starts < hp.batch_length * num_envs:
-            raise UserError(
-                f"learning_starts = {hp.learning_starts} must be at least {hp.batch_length * num_envs}: batch_length ="
-                f" {hp.batch_length} observations of each of {num_envs} environments"
-            )
         return DreamReplay(
             self.spec, hp.buffer_size, num_envs, length=hp.batch_length, period=self.period,
             state=self.extra_columns()["state"], recent=hp.recent, online=hp.online,

@@ -26,7 +26,6 @@ from rl_training.algorithms.target_rules import under
 from rl_training.data.sequence import RecurrentReplay, check_length, sequence_priority
 from rl_training.data.storage import Columns, transition_columns
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import UserError
 from rl_training.models.recurrent import RecurrentQNetwork
 from rl_training.models.torsos import torso
 from rl_training.ops.tree import tree_map
@@ -56,6 +55,10 @@ class DRQNHyper(DQNHyper):
     """Learn h(Q), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, so that returns of any scale can be learned."""
     priority_eta: float = Field(0.9, ge=0.0, le=1.0)
     """Share of the largest error in the priority of a sequence; the rest is the mean error."""
+
+    @property
+    def replay_length(self) -> int:
+        return self.burn_in + self.sequence_length
 
     @model_validator(mode="after")
     def _fits(self) -> DRQNHyper:
@@ -108,14 +111,8 @@ class DRQN(DQN):
 
     def replay(self, num_envs: int) -> RecurrentReplay:
         hp = self.hp
-        length = hp.burn_in + hp.sequence_length
-        if hp.learning_starts < length * num_envs:
-            raise UserError(
-                f"learning_starts = {hp.learning_starts} must be at least {length * num_envs}: sequences of {length}"
-                f" steps (burn-in included) of each of {num_envs} environments"
-            )
         return RecurrentReplay(
-            transition_columns(self.spec), hp.buffer_size, num_envs, length=length,
+            transition_columns(self.spec), hp.buffer_size, num_envs, length=hp.replay_length,
             period=hp.sequence_length - hp.overlap, gamma=hp.gamma, n_step=hp.n_step,
             state=self.extra_columns().get("state"), alpha=hp.prioritized_alpha if hp.prioritized else None,
             beta=hp.prioritized_beta,

@@ -30,7 +30,7 @@ def constant(value: float) -> Any:
 class Hyper(BaseModel):
     """Fields of every algorithm; unknown names are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     num_envs: ClassVar[int] = 1
     random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
 
@@ -38,6 +38,11 @@ class Hyper(BaseModel):
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
+
+    @property
+    def replay_length(self) -> int:
+        """Steps of one environment that replay gives out as one sequence."""
+        return 1
 
 
 class NetworkHyper(Hyper):

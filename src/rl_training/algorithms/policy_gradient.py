@@ -7,17 +7,20 @@ rollout, after it was used. An environment's action mask is read from the observ
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Batch, Obs, Phase, TrainState, Tree, check_normalisable
-from rl_training.algorithms.hyper import RolloutHyper
+from rl_training.algorithms.base import Algorithm, Aux, Batch, Obs, Phase, TrainState, Tree, check_normalisable
+from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
 from rl_training.envs.masks import split_mask
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.policy import Actor, ActorCritic, Critic
 from rl_training.ops import distributions
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
 from rl_training.ops.normalise import init_moments, normalise, update_moments
 from rl_training.ops.returns import gae, reverse_scan
 from rl_training.ops.tree import tree_map
@@ -210,3 +213,47 @@ class TwoNetworks(PolicyGradient[R]):
 
     def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
         return self.policy_out(params, obs), self.values(params, obs)
+
+
+class WholeRolloutHyper(RolloutHyper):
+    """One update on each rollout."""
+
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "rmsprop"
+    """Rule that turns gradients into steps."""
+    rmsprop_alpha: float = Field(0.99, gt=0.0, lt=1.0)
+    """Smoothing of the squared gradients (rmsprop)."""
+    ent_coef: Positive = constant(0.0)
+    """Weight of the entropy bonus; a number or a schedule."""
+    vf_coef: float = Field(0.5, ge=0.0)
+    """Weight of the value loss."""
+
+
+W = TypeVar("W", bound=WholeRolloutHyper)
+
+
+class WholeRollout(PolicyGradient[W]):
+    """One step along the plain policy gradient on each whole rollout (A2C, IMPALA)."""
+
+    def setup(self) -> None:
+        super().setup()
+        if self.hp.optimizer == "rmsprop":
+            self.optim = self.optimizer(beta2=self.hp.rmsprop_alpha)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, weights, mask = self.hp, batch["weights"], batch.get("mask")
+        ent_coef = hp.ent_coef(state.progress)
+
+        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            out, values = self.outputs({"policy": params}, batch["obs"])
+            log_probs = self.dist.log_prob(out, batch["actions"], mask)
+            policy = weighted_mean(-batch["advantages"] * log_probs, weights)
+            value = weighted_mean((values - batch["returns"]) ** 2, weights)
+            entropy = weighted_mean(self.dist.entropy(out, mask), weights)
+            metrics = {"policy_loss": policy, "value_loss": value, "entropy": entropy}
+            return policy + hp.vf_coef * value - ent_coef * entropy, metrics
+
+        old = state.params["policy"]
+        total, metrics, grads = value_and_grad(loss, old)
+        params, opt = self.optim.update(grads, state.opt["policy"], old, hp.learning_rate(state.progress))
+        state = state._replace(params={"policy": params}, opt={"policy": opt}, step=state.step + 1)
+        return state, Aux({"loss": total, **metrics})

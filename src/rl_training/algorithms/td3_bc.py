@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Batch, Obs, TrainState
+from rl_training.algorithms.base import Aux, Batch, Obs, TrainState, check_normalisable
 from rl_training.algorithms.continuous import Behaviour
 from rl_training.algorithms.hyper import OfflineHyper, Positive, constant
 from rl_training.algorithms.td3 import TD3, TD3Fields
@@ -32,6 +32,10 @@ class TD3BC(TD3):
     name = "td3_bc"
     if TYPE_CHECKING:
         hp: TD3BCHyper
+
+    def setup(self) -> None:
+        super().setup()
+        check_normalisable(self.spec, self.hp.normalize_observations)
 
     def init_extra(self) -> dict[str, Any]:
         if not self.hp.normalize_observations:

@@ -110,3 +110,17 @@ def algorithm_class(name: str) -> type[ManagedAlgorithm]:
     """`algorithm_class("dqn") is rl_training.DQN`."""
     entry = registry.entry(name)
     return type(entry.class_name, (ManagedAlgorithm,), {"algo": name, "__doc__": entry.summary, "__module__": __name__})
+
+
+@cache
+def train_function(name: str) -> Callable[..., TrainResult]:
+    """`train_<algo>(config)`."""
+
+    def train(config: TrainConfig, **options: Any) -> TrainResult:
+        """Run a config from start to end."""
+        if config.algo != name:
+            raise UserError(f"train_{name} trains '{name}', but the configuration says '{config.algo}'")
+        return Trainer(config, **options).run()
+
+    train.__name__ = train.__qualname__ = f"train_{name}"
+    return train

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 _MAX_SEEDS = 4096  # a typing error such as 0-99999999 must not become a list
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 1e-3 as text
 
 
 def parse_count(text: str) -> int:
@@ -152,24 +151,16 @@ def _hyper_fields(algo: Any, key: str) -> Mapping[str, Any]:
 
 
 def read_value(text: str, key: str) -> Any:
-    """A value as YAML reads it, and 1e-3 as a number."""
+    """A value as a configuration file holds it."""
     import yaml
 
-    from rl_training.experiment.config import is_bounded
+    from rl_training.experiment.config import is_bounded, read_yaml
 
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
         if not is_bounded(value):
             raise ValueError("it stands for too many values")
-        return _numbers(value)
+        return value
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or error
         raise UserError(f"--set {key}: the value '{text[:80]}' cannot be read: {reason}") from None
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, str) and _FLOAT.fullmatch(value):
-        return float(value)
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return {key: _numbers(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -41,8 +41,9 @@ def plan(
 def _show(p: dict[str, Any]) -> None:
     seeds = f"{len(p['seeds'])} seeds" if len(p["seeds"]) > 1 else "one seed"
     ratio = f"{p['update_ratio']:.3g} per step, each transition used {p['replay_ratio']:.3g} times"
+    envs = f"{p['num_envs']} environments" if p["num_envs"] > 1 else "one environment"
     rows = [
-        ("training", f"{p['total_timesteps']:,} steps of {seeds}, {p['num_envs']} environments each"),
+        ("training", f"{p['total_timesteps']:,} steps of {seeds}, {envs} each"),
         ("execution", f"{p['execution']} on {p['device']} ({p['execution_reason']})"),
         ("gradient steps", f"{p['gradient_steps']:,} ({ratio})"),
         ("parameters", f"{p['parameters']:,}"),
@@ -50,7 +51,7 @@ def _show(p: dict[str, Any]) -> None:
         ("VRAM", _size(p["vram_bytes"]) if p["vram_bytes"] else "none"),
         ("stored steps", _size(p["stored_bytes"])),
         ("checkpoint", f"{_size(p['checkpoint_bytes'])}; at most {_size(p['disk_bytes'])} on disk"),
-        ("evaluations", f"{p['evaluations']} (not in the time below)"),
+        ("evaluations", f"{p['evaluations']}" + ("" if p["probe"] is None else " (not in the time below)")),
     ]
     if p["probe"] is not None:
         probe = p["probe"]

@@ -217,15 +217,19 @@ class TransitionDataset:
 
         def observations(value: Obs) -> Obs:
             wanted = spec.observation
-            if not isinstance(wanted, dict) and isinstance(value, np.ndarray) and value.shape[1:] == wanted.shape:
-                return value if value.dtype == wanted.dtype else value.astype(wanted.dtype)
+            if isinstance(wanted, dict):  # our own recordings are encoded already
+                if isinstance(value, dict) and {k: v.shape[1:] for k, v in value.items()} == {
+                    k: part.shape for k, part in wanted.items()
+                }:
+                    return {k: value[k].astype(part.dtype, copy=False) for k, part in wanted.items()}
+            elif isinstance(value, np.ndarray) and value.shape[1:] == wanted.shape:
+                return value.astype(wanted.dtype, copy=False)
             try:
                 return ObsEncoder(observation_space).encode_batch(value)
             except (ValueError, TypeError, KeyError, IndexError):
-                shape = value.shape[1:] if isinstance(value, np.ndarray) else sorted(value)
-                raise UserError(
-                    f"the dataset's observations have shape {shape}; {spec.env_id} needs {observation_space.shape}"
-                ) from None
+                found = f"shape {value.shape[1:]}" if isinstance(value, np.ndarray) else f"the parts {sorted(value)}"
+                needed = observation_space.shape or observation_space
+                raise UserError(f"the dataset's observations have {found}; {spec.env_id} needs {needed}") from None
 
         decoder = ActionDecoder(spec.action, action_space)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rl_training.data.storage import Data
+from rl_training.data.storage import Data, zeros
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 
@@ -56,12 +56,18 @@ class Frames:
         envs = store.num_envs
         shape = (seeds, envs * self.places(store), *self.shape)
 
-        def zeros(size: int) -> Tensor:
-            return torch.zeros((seeds, size), dtype=torch.int64, device=device)
+        def numbers(size: int) -> Tensor:
+            return zeros((seeds, size), torch.int64, device)
 
-        described = {"at": zeros(envs * store.stride), "head": zeros(envs), "oldest": zeros(envs)}
+        described = {"at": numbers(envs * store.stride), "head": numbers(envs), "oldest": numbers(envs)}
         described["fresh"] = torch.ones((seeds, envs), dtype=torch.bool, device=device)
-        return {"ring": torch.zeros(shape, dtype=torch.uint8, device=device), "frames": described}
+        return {"ring": zeros(shape, torch.uint8, device), "frames": described}
+
+    def written(self, store: Replay, data: Data, count: int) -> Tensor:
+        """The part of the ring that frames have gone to: [S, N, places, C, H, W]."""
+        head = max(count, int(data["frames"]["head"].max()))
+        ring: Tensor = store.first_rows(data["ring"], self.places(store), head + self.stack + 1)
+        return ring
 
     def write(self, store: Replay, data: Data, row: Data, advance: Tensor) -> None:
         """Push the frames of the rows that `store` is about to write: [S, N, ...]."""

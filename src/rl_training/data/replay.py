@@ -49,6 +49,10 @@ class Replay(Storage):
     def nbytes(self, seeds: int) -> int:
         return super().nbytes(seeds) + (self.frames.nbytes(self, seeds) if self.frames is not None else 0)
 
+    def written(self, data: Data, count: int | None = None) -> Data:
+        out = super().written(data, count)
+        return out if self.frames is None else {**out, "ring": self.frames.written(self, data, count or 0)}
+
     def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
         if self.frames is None:
             return super().read(data, rows, names)

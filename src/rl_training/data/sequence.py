@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_training.data.buffers import ReplayBuffer, _Shell
 from rl_training.data.replay import Batch
-from rl_training.data.storage import Columns, Data, Storage, column_bytes, map_columns, transition_columns
+from rl_training.data.storage import Columns, Data, Storage, column_bytes, map_columns, transition_columns, zeros
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -69,13 +69,19 @@ class RecurrentReplay(Storage):
         data = super().init(seeds, device)
         total = self.num_envs * self.slots_each
         if self.state is not None:
-            data["state"] = map_columns(
-                lambda shape, dtype: torch.zeros((seeds, total, *shape), dtype=dtype, device=device), self.state
-            )
+            data["state"] = map_columns(lambda shape, dtype: zeros((seeds, total, *shape), dtype, device), self.state)
         if self.alpha is not None:
             data["priority"] = torch.zeros(seeds, total, device=device)
             data["max_priority"] = torch.ones(seeds, device=device)
         return data
+
+    def written(self, data: Data, count: int | None = None) -> Data:
+        count = int(data["count"].max()) if count is None else count
+        out = super().written(data, count)
+        if self.state is not None:  # updates may renew it as far ahead as a sequence reaches
+            begun = (count + self.length) // self.period + 2
+            out["state"] = self.first_rows(data["state"], self.slots_each, begun)
+        return out
 
     @property
     def row_columns(self) -> Columns:

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,14 @@ def column_bytes(columns: Any) -> int:
     return sum(sizes)
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU the system provides the memory only where something is written, so that a buffer that is never
+    filled costs nothing (`torch.zeros` writes to all of it)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on the device, where that can be known."""
     if device.type == "cuda":
@@ -108,9 +117,7 @@ class Storage:
     def init(self, seeds: int, device: torch.device) -> Data:
         require_memory(self.nbytes(seeds), device, f"storage for {seeds} x {self.num_envs * self.rows:,} transitions")
         total = self.num_envs * self.stride
-        data: Data = map_columns(
-            lambda shape, dtype: torch.zeros((seeds, total, *shape), dtype=dtype, device=device), self.columns
-        )
+        data: Data = map_columns(lambda shape, dtype: zeros((seeds, total, *shape), dtype, device), self.columns)
         data["count"] = torch.zeros((seeds, self.num_envs), dtype=torch.int64, device=device)
         return data
 
@@ -154,6 +161,18 @@ class Storage:
         """The running episodes go on no further than the last transition stored: it counts as truncated."""
         rows = self.slots(data["count"] - 1)  # where nothing is stored: the spare row
         data["truncated"].scatter_(-1, rows, ~data["terminated"].gather(-1, rows))
+
+    def written(self, data: Data, count: int | None = None) -> Data:
+        """What has been written so far, or when an environment has stored `count` rows: views [S, N, rows, ...]. So a
+        checkpoint is no larger than what is in the buffer."""
+        if self.stride == self.rows:  # a rollout: read only when it is full
+            return data
+        count = int(data["count"].max()) if count is None else count
+        return {**data, **{name: self.first_rows(data[name], self.stride, count + 1) for name in self.columns}}
+
+    def first_rows(self, tree: Any, each: int, rows: int) -> Any:
+        """The first `rows` of the `each` that every environment has in the columns of a tree."""
+        return tree_map(lambda column: column.unflatten(1, (self.num_envs, each))[:, :, :rows], tree)
 
     def read(self, data: Data, rows: Tensor, names: tuple[str, ...]) -> Data:
         """Gather rows [B] of one seed's data (no seed axis)."""

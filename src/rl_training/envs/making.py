@@ -53,7 +53,9 @@ def find_spec(env_id: str) -> GymSpec:
         for family in re.findall(r"'(.*)'", near):
             near = near.replace(family, newest[family])
         if isinstance(error, gym.error.NameNotFound):  # its sentence would say the same once more
-            error = gym.error.Error("Register it first, or write module:Env-v0 to import the module that does.")
+            error = gym.error.Error(
+                "Register it first, or write module:Env-v0 to import the module that does (in Python also: env_fn=)."
+            )
         raise UserError(f"Environment '{env_id}' is not known. {near.strip() or error}") from None
 
 
@@ -67,7 +69,11 @@ def make_env(source: EnvSource, env_kwargs: dict[str, Any] | None = None) -> gym
     if isinstance(source, str):
         source = find_spec(source)
     if not isinstance(source, GymSpec):
-        env = source(**kwargs)
+        maker: Any = source
+        if not callable(maker):
+            what = "an environment itself" if isinstance(maker, gym.Env) else type(maker).__name__
+            raise UserError(f"env_fn must be a function that makes an environment, not {what}: `lambda: MyEnv()`.")
+        env = maker(**kwargs)
         if not isinstance(env, gym.Env):
             raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}.")
         return env

@@ -76,7 +76,8 @@ class _Leaf:
         else:
             index = value.reshape(len(out), -1).astype(np.int64) - self.start
             if ((index < 0) | (index >= self.one_hot)).any():
-                raise ObservationShapeError(f"observation {value.tolist()} lies outside its discrete space")
+                low, high = (" ".join(map(str, x)) for x in (self.start, self.start + self.one_hot - 1))
+                raise ObservationShapeError(f"observation {value.tolist()} lies outside its space, {low} to {high}")
             out[...] = 0.0
             np.put_along_axis(out, index + np.concatenate(([0], np.cumsum(self.one_hot)[:-1])), 1.0, axis=1)
 
@@ -108,6 +109,8 @@ class ObsEncoder:
         size = 0
         for leaf in vectors:
             leaf.offset, size = size, size + leaf.size
+        if not images and not size:
+            raise UserError(f"Observation space {space} holds nothing that could be learned from.")
         if not images:
             self.spec = ArraySpec((size,))
         elif len(images) == 1 and not vectors:
@@ -133,8 +136,6 @@ class ObsEncoder:
             leaf.to_mask(size)
             size += leaf.size
         if not isinstance(self.spec, dict):
-            if self.spec.shape == (0,):
-                raise UserError(f"the observation holds nothing but its {MASK}")
             image = next((leaf.image for leaf in self._all if leaf.image and leaf.image != MASK), "")
             self.spec = {image or "vector": self.spec}
         self.spec = {**self.spec, MASK: ArraySpec((size,), "uint8")}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
 from rl_training.envs.masks import components, without_choice
+from rl_training.envs.spaces import ObservationShapeError
 from rl_training.envs.spec import MASK, EnvSpec
 from rl_training.errors import UserError
 from rl_training.experiment import registry
@@ -125,10 +126,13 @@ class Agent:
     def _encode(self, obs: Any) -> tuple[Any, bool]:
         """(encoded batch on the device, was it a single observation)"""
         encoder, _ = self._spaces()
-        single, value = classify(self._space, obs)
-        encoded = encoder.encode_batch(value)
+        size, value = classify(self._space, obs)
+        try:
+            encoded = encoder.encode_batch(value)
+        except ObservationShapeError as error:
+            raise UserError(f"the {error}") from None
         batch = tree_map(lambda x: torch.as_tensor(x, device=self.algorithm.device), encoded)
-        return batch, single
+        return batch, size is None
 
     # --- use -------------------------------------------------------------------------------------------------------
 
@@ -242,21 +246,22 @@ def fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
     return tree_map(lambda _: next(flat), tree)
 
 
-def classify(space: Any, obs: Any) -> tuple[bool, Any]:
-    """(is it one observation?, the batch) for a value that should be one or several observations of a space."""
+def classify(space: Any, obs: Any) -> tuple[int | None, Any]:
+    """(how many observations, None for a single one; the batch) for a value that should be some of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         names: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
         kind = dict if isinstance(space, spaces.Dict) else tuple | list
-        if not isinstance(obs, kind) or len(obs) != len(names):
+        if not isinstance(obs, kind) or (set(obs) != set(names) if isinstance(obs, dict) else len(obs) != len(names)):
             raise UserError(f"the observation must have the parts {list(names)}, as {space}")
         parts = {name: classify(space[name], obs[name]) for name in names}
-        if len({single for single, _ in parts.values()}) != 1:
-            raise UserError("some parts of the observation are single and some are batches")
-        single = next(iter(parts.values()))[0]
+        sizes = {name: size for name, (size, _) in parts.items()}
+        if len(set(sizes.values())) != 1:
+            said = ", ".join(f"{name} {'is single' if n is None else f'has {n}'}" for name, n in sizes.items())
+            raise UserError(f"the parts of the observation are not equally many: {said}")
         batch = {name: value for name, (_, value) in parts.items()}
-        return single, batch if isinstance(space, spaces.Dict) else tuple(batch.values())
+        return next(iter(sizes.values())), batch if isinstance(space, spaces.Dict) else tuple(batch.values())
     shape = tuple(space.shape or ())
     try:
         array = np.asarray(obs, dtype=space.dtype)
@@ -264,10 +269,12 @@ def classify(space: Any, obs: Any) -> tuple[bool, Any]:
         raise UserError(f"the observation is not a regular array of numbers; the environment gives {space}") from None
     if array.dtype == object or (array.dtype.kind == "f" and not np.isfinite(array).all()):
         raise UserError("the observation holds NaN, infinity or something that is no number")
+    if array is not obs and array.dtype.kind in "iu" and not np.array_equal(array, np.asarray(obs)):
+        raise UserError(f"the observation holds numbers that are not whole or too large; the environment gives {space}")
     if array.shape == shape:
-        return True, array[None]
+        return None, array[None]
     if array.ndim == len(shape) + 1 and array.shape[1:] == shape and len(array):
-        return False, array
+        return len(array), array
     raise UserError(
         f"the observation has shape {array.shape}; this agent needs {shape}, or a batch {('N', *shape)}".replace(
             "'", ""

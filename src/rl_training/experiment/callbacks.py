@@ -52,6 +52,8 @@ class EarlyStopping(Callback):
     """Stop when `patience` evaluations in a row were not better than the best one by `min_delta`."""
 
     def __init__(self, patience: int = 5, min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise UserError(f"patience = {patience}: early stopping needs at least one evaluation to wait for")
         self.patience, self.min_delta = patience, min_delta
         self.best, self.waited = float("-inf"), 0
 

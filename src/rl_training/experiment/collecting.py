@@ -180,6 +180,8 @@ def _replay(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
     path = resolve(_trained(recipe.train) if recipe.train is not None else str(recipe.path))
     checkpoint = load_checkpoint(path)
     tensors = checkpoint.tensors.get("replay", {})
+    if tensors.get("rows.rewards", torch.empty(0, 0)).ndim == 3:  # [S, N, rows]: older ones are flat
+        tensors = {k: v.flatten(1, 2) if k.startswith("rows.") else v for k, v in tensors.items()}
     if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
         raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
     config = TrainConfig(**checkpoint.meta["config"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -16,10 +17,26 @@ from rl_training.experiment import registry
 ENV_PARTS = ("training", "evaluation")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e-3 and 1e6 for text; here they are numbers, as everybody means them."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str) -> Any:
+    """What YAML says: plain values only, nothing is ever constructed or run."""
+    return yaml.load(text, Loader=_Loader)  # a safe loader
+
+
 class TrainConfig(BaseModel):
     """Everything that decides a run. `resolved()` fills in what the algorithm decides."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     algo: str
     """Algorithm, as in `rl-training list`."""
@@ -157,7 +174,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
             )
         path = packaged
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:

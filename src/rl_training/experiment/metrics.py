@@ -6,6 +6,7 @@ run had never stopped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.atomic import write_error
+from rl_training.experiment.atomic import os_reason, write_error
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -76,7 +77,8 @@ class MetricsLogger:
             tags = list(scalars) if seed is None else [f"{key}/seed_{seed}" for key in scalars]
             self._waiting.append((step, now, dict(zip(tags, scalars.values()))))
             if self._writer is None or now - self._waiting[0][1] >= TENSORBOARD_INTERVAL_S:
-                self._to_tensorboard()
+                with self._optional():
+                    self._to_tensorboard()
         if self._trackers is not None:
             self._trackers.log(step, scalars, seed)
 
@@ -93,18 +95,28 @@ class MetricsLogger:
         self._file.close()
         if self._trackers is not None:
             self._trackers.close(failed)
-        if self._waiting:
-            self._to_tensorboard()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        self._tensorboard = False
+        with self._optional():
+            if self._waiting:
+                self._to_tensorboard()
+            if self._writer is not None:
+                self._writer.close()
+        self._writer, self._tensorboard = None, False
 
     def __enter__(self) -> MetricsLogger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
+
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """The run has its log: what TensorBoard cannot write ends TensorBoard, with a warning, and nothing else."""
+        try:
+            yield
+        except OSError as error:
+            reason = os_reason(error)
+            warnings.warn(f"no more TensorBoard files ({reason}): metrics go to metrics.jsonl only.", stacklevel=4)
+            self._writer, self._tensorboard = None, False
 
     def _to_tensorboard(self) -> None:
         """Hand over what waits, together: its thread takes several times longer where it is woken for each event."""

@@ -38,7 +38,8 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
     # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
     kwargs = dict(config.algo_kwargs)
     if "learning_starts" in kwargs:
-        kwargs["learning_starts"] = min(kwargs["learning_starts"], kwargs["batch_size"])
+        least = max(kwargs["batch_size"], hyper.replay_length * config.num_envs)
+        kwargs["learning_starts"] = min(kwargs["learning_starts"], least)
     with tempfile.TemporaryDirectory(prefix="rl-training-plan-") as place:
         changes = {"output_dir": place, "execution": mode, "algo_kwargs": kwargs}
         trainer = Trainer(config.model_copy(update=changes), progress=False)
@@ -80,13 +81,15 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
 
 
 def _sizes(trainer: Trainer) -> dict[str, int]:
-    trainer.loop.start()
-    groups = trainer.loop.tensors()
-    stored = sum(x.nbytes for x in groups["replay"].values())
-    everything = sum(x.nbytes for group in groups.values() for x in group.values())
-    learning = sum(x.nbytes for _, x in tree_items(trainer.loop.learner.train))
+    loop = trainer.loop
+    loop.start()
+    groups, data, store = loop.tensors(), loop.learner.tree["data"], loop.learner.store
+    if "replay" in groups:  # as full as it will be at the end of the run
+        groups["replay"] = dict(tree_items(store.written(data, loop.total // loop.num_envs)))
+    saved = sum(x.nbytes for group in groups.values() for x in group.values())
+    stored, learning = (sum(x.nbytes for _, x in tree_items(tree)) for tree in (data, loop.learner.train))
     parameters = sum(net.size for net in trainer.algorithm.nets.values())
-    return {"stored": stored, "checkpoint": everything, "learning": learning, "parameters": parameters}
+    return {"stored": stored, "checkpoint": saved, "learning": learning, "parameters": parameters}
 
 
 def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:

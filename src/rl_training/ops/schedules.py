@@ -6,14 +6,14 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 from torch import Tensor
 
 
 class Schedule(BaseModel):
     """A value as a function of training progress in [0, 1]."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     start: float
@@ -24,6 +24,15 @@ class Schedule(BaseModel):
     """Share of training over which the value moves from `start` to `end`; it stays there afterwards."""
     warmup: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of training over which the value first rises linearly from 0."""
+
+    @model_validator(mode="after")
+    def _moves_after_the_warm_up(self) -> Schedule:
+        if self.kind != "constant" and self.warmup >= self.fraction:
+            raise ValueError(
+                f"the warm-up ends at {self.warmup:g} of training, but the value is to reach its end at"
+                f" {self.fraction:g}: fraction must be larger than warmup"
+            )
+        return self
 
     @model_serializer
     def _plain(self) -> float | dict[str, Any]:
@@ -59,6 +68,8 @@ def _parse(value: Any) -> Any:
             raise ValueError(
                 f"'{value}' is no number and no schedule; write 0.001, lin_0.001 or {{kind: linear, start: 0.001}}"
             ) from error
+    if not isinstance(value, dict | Schedule):
+        raise ValueError("a number or a schedule is needed: 0.001, lin_0.001 or {kind: linear, start: 0.001}")
     return value
 
 
@@ -66,7 +77,8 @@ def _in_range(low: float, high: float) -> Any:
     def check(schedule: Schedule) -> Schedule:
         for value in (schedule.start,) if schedule.kind == "constant" else (schedule.start, schedule.end):
             if not low <= value <= high:
-                raise ValueError(f"{value} is outside [{low:g}, {high:g}]")
+                allowed = f"must be at least {low:g}" if high == math.inf else f"is outside [{low:g}, {high:g}]"
+                raise ValueError(f"{value:g} {allowed}")
         return schedule
 
     return check

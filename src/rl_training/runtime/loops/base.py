@@ -123,11 +123,11 @@ class Loop(ABC):
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything on the device, by checkpoint file and name."""
-        tree = self.learner.tree
-        columns = self.learner.store.columns
+        tree, store = self.learner.tree, self.learner.store
+        data = store.written(tree["data"])
         state = {k: v for k, v in tree.items() if k not in FIXED}
-        rest = {k: v for k, v in tree["data"].items() if k not in columns}
-        rows = {k: v for k, v in tree["data"].items() if k in columns}
+        rest = {k: v for k, v in data.items() if k not in store.columns}
+        rows = {k: v for k, v in data.items() if k in store.columns}
         env_state = self.envs.get_state()
         self._env_meta = env_state.meta
         return {
@@ -153,8 +153,10 @@ class Loop(ABC):
         _fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         _fill(self.learner.inputs, tensors["state"], "inputs")
         self.learner.uneventful = False
-        _fill({k: v for k, v in tree["data"].items() if k in columns}, tensors["replay"], "rows")
-        _fill({k: v for k, v in tree["data"].items() if k not in columns}, tensors["replay"], "index")
+        rows = {k: v for k, v in tree["data"].items() if k in columns}
+        _fill(rows, tensors["replay"], "rows", envs=self.num_envs)
+        rest = {k: v for k, v in tree["data"].items() if k not in columns}
+        _fill(rest, tensors["replay"], "index", envs=self.num_envs)
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         self.started = bool(counters["started"])
         device = self.learner.device
@@ -170,14 +172,19 @@ class Loop(ABC):
         return restored
 
 
-def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str) -> None:
+def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = None) -> None:
+    """Copy the tensors saved under `prefix` into a tree. With `envs`, one may hold only the first rows of each
+    environment, [S, N, rows, ...] (`Storage.written`)."""
     for name, leaf in tree_items(tree, prefix):
-        if name not in tensors or tensors[name].shape != leaf.shape:
-            found = tuple(tensors[name].shape) if name in tensors else "nothing"
+        saved = tensors.get(name)
+        if envs and saved is not None and saved.ndim == leaf.ndim + 1 and leaf.shape[1] % envs == 0:
+            leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
+        if saved is None or saved.shape != leaf.shape:
+            found = tuple(saved.shape) if saved is not None else "nothing"
             raise UserError(
                 f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}"
             )
-        leaf.copy_(tensors[name])
+        leaf.copy_(saved)
 
 
 LoopFactory = Callable[[Algorithm[Any], VectorEnv, Sequence[int], int, Executor], Loop]

@@ -50,6 +50,10 @@ class Population:
     def write(self, data: dict[str, Any], row: dict[str, Any], advance: Tensor) -> None:
         """Transitions are not kept."""
 
+    def written(self, data: dict[str, Any], count: int | None = None) -> dict[str, Any]:
+        """All of it: a generation has one size."""
+        return data
+
     def cut(self, data: dict[str, Any]) -> None:
         """Rows whose episode was lost play theirs again."""
 

@@ -40,6 +40,12 @@ class OffPolicyLoop(PhasedLoop):
         steps = getattr(hyper, "n_step", 1)
         if hyper.buffer_size < num_envs * steps:
             raise UserError(f"buffer_size = {hyper.buffer_size} cannot hold {steps} steps of {num_envs} environments")
+        length = hyper.replay_length
+        if length > 1 and hyper.learning_starts < length * num_envs:
+            raise UserError(
+                f"learning_starts = {hyper.learning_starts} must be at least {length * num_envs}: sequences of"
+                f" {length} steps (burn-in included) of each of {num_envs} environments"
+            )
 
     def _check_her(self, executor: Executor) -> None:
         her = getattr(self.hp, "her", None)

@@ -31,6 +31,9 @@ class OfflineLoop(PhasedLoop):
     def planned_updates(hyper: OfflineHyper, total: int, num_envs: int) -> int:
         return total
 
+    def start(self) -> None:
+        """The environments are there for their spaces only."""
+
     def advance(self, until: int) -> None:
         """Blocks begin at multiples of their size, wherever a run was cut: so the arithmetic is the same."""
         learner, preparing = self.learner, self.learner.phases[:-1]
