@@ -46,6 +46,7 @@ OBSERVE, IMAGINE, CHOOSE = range(3)  # random streams of an update
 
 
 class DreamerHyper(Hyper):
+    in_sequence = ("batch_length",)
     learning_rate: Positive = constant(4e-5)
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.997, ge=0.0, le=1.0)
@@ -96,10 +97,6 @@ class DreamerHyper(Hyper):
     """Gradients are scaled down to this share of the norm of their parameters, by tensor; 0 switches it off."""
     adam_eps: float = Field(1e-20, gt=0.0)
     """Term added to the denominator of the optimiser."""
-
-    @property
-    def replay_length(self) -> int:
-        return self.batch_length
 
     def rate(self, num_envs: int) -> Fraction:
         """Updates for each step of the vector environment."""

@@ -35,6 +35,7 @@ RESCALABLE = ("max", "expected_sarsa", "boltzmann")  # rules that add no bonus i
 
 
 class DRQNHyper(DQNHyper):
+    in_sequence = ("burn_in", "sequence_length")
     hidden_sizes: Widths = (64,)
     """Widths of the hidden layers before the cell."""
     batch_size: int = Field(32, ge=1)
@@ -55,10 +56,6 @@ class DRQNHyper(DQNHyper):
     """Learn h(Q), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, so that returns of any scale can be learned."""
     priority_eta: float = Field(0.9, ge=0.0, le=1.0)
     """Share of the largest error in the priority of a sequence; the rest is the mean error."""
-
-    @property
-    def replay_length(self) -> int:
-        return self.burn_in + self.sequence_length
 
     @model_validator(mode="after")
     def _fits(self) -> DRQNHyper:

@@ -39,10 +39,12 @@ class Hyper(BaseModel):
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
 
+    in_sequence: ClassVar[tuple[str, ...]] = ()  # settings that add up to the length of the sequences that are replayed
+
     @property
     def replay_length(self) -> int:
-        """Steps of one environment that replay gives out as one sequence."""
-        return 1
+        """Steps of one environment that replay gives out as one."""
+        return sum(getattr(self, name) for name in self.in_sequence) or 1
 
 
 class NetworkHyper(Hyper):

@@ -345,8 +345,7 @@ class Trainer:
         largest = [torch.linalg.vector_norm(flat, math.inf, -1) for flat in self.loop.learner.train.params.values()]
         for i, values in enumerate(zip(*(x.tolist() for x in largest))):
             step = steps[i]
-            if step < 0 and not all(map(math.isfinite, values)):
-                # The last update broke the parameters; its own metrics were still finite.
+            if step < 0 and not all(map(math.isfinite, values)):  # by the last update, whose metrics were still finite
                 step = max(0, self.loop.gradient_steps - 1)
             if step >= 0:
                 path = save_nan_dump(self.run_dir, self.loop, i, step)

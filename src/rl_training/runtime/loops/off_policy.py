@@ -43,8 +43,8 @@ class OffPolicyLoop(PhasedLoop):
         length = hyper.replay_length
         if length > 1 and hyper.learning_starts < length * num_envs:
             raise UserError(
-                f"learning_starts = {hyper.learning_starts} must be at least {length * num_envs}: sequences of"
-                f" {length} steps (burn-in included) of each of {num_envs} environments"
+                f"learning_starts = {hyper.learning_starts} must be at least {length * num_envs}:"
+                f" {' + '.join(hyper.in_sequence)} = {length} steps of each of {num_envs} environments"
             )
 
     def _check_her(self, executor: Executor) -> None:
