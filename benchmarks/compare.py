@@ -141,7 +141,8 @@ def train_command(case: str, seeds: str, steps: int, folder: str) -> list[str]:
     c = THROUGHPUT[case]
     values = {"execution": "compile", "num_envs": c.num_envs, "output_dir": folder}
     values |= {f"algo_kwargs.{k}": v for k, v in {**c.kwargs, "hidden_sizes": list(c.hidden_sizes)}.items()}
-    settings = [part for k, v in values.items() for part in ("--set", f"{k}={json.dumps(v)}")]
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    settings = [part for k, text in texts.items() for part in ("--set", f"{k}={text}")]
     start = [sys.executable, "-m", "rl_training", "train", "--algo", c.algo, "--env", c.env_id]
     return [*start, "-n", str(steps), "--seeds", seeds, "--no-progress", *settings]
 
