@@ -56,7 +56,7 @@ $(VENV)/.installed-bench: pyproject.toml | $(VENV)/.torch
 install: $(VENV)/.installed
 
 train: $(VENV)/.installed
-	$(BIN)/rl-training train --config ppo/cartpole --set eval_episodes=20
+	$(BIN)/rl-training train --config ppo/cartpole --set eval_episodes=20 --set eval_interval=10000 --set stop_at_return=495
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
