@@ -28,7 +28,11 @@ _Loader.add_implicit_resolver(
 
 def read_yaml(text: str) -> Any:
     """What YAML says: plain values only, nothing is ever constructed or run."""
-    return yaml.load(text, Loader=_Loader)  # a safe loader
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 class TrainConfig(BaseModel):
