@@ -3,6 +3,7 @@ seeds, honest about weights and order, and it learns."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from helpers import (
     make_algorithm,
     updated,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.errors import UserError
@@ -28,6 +30,8 @@ from rl_training.experiment.config import make_config, merge, read_config
 from rl_training.experiment.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map, tree_stack
+from rl_training.runtime.executor import Executor
+from rl_training.runtime.learner import Learner, make_replay
 
 # The tolerances of this suite, stated once. Eager and compiled code, and one batched product against several single
 # ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
@@ -311,3 +315,30 @@ def test_resolved_config_describes_the_same_run(name: str, tmp_path: Any) -> Non
     again = type(config)(**config.to_dict()).resolved()
     assert again == config
     assert again.hyper() == config.hyper()
+
+
+class Writes(TorchDispatchMode):
+    """How often each block of memory is written to in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            self.times[args[0].untyped_storage().data_ptr()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if registry.entry(name).loop == "off_policy"])
+def test_a_step_writes_to_every_column_of_the_replay_once(name: str) -> None:
+    """A compiled graph that writes to a tensor twice copies all of it: a gigabyte, for images, at every step."""
+    algorithm = make_algorithm(name, registry.entry(name).actions[0])
+    store = algorithm.replay(algorithm.num_envs) or make_replay(algorithm, algorithm.num_envs)
+    learner = Learner(algorithm, store, [0], 1_000, Executor("eager", torch.device("cpu")))
+    columns = {k: x for k, x in tree_items(learner.tree["data"]) if x.shape[1:2] >= (store.rows // 8,)}
+    with torch.no_grad(), Writes() as writes:
+        learner.write_fn(learner.tree, learner.inputs)
+    times = {k: writes.times[x.untyped_storage().data_ptr()] for k, x in columns.items()}
+    assert times["rewards"] == 1
+    assert max(times.values()) == 1, times

@@ -74,18 +74,22 @@ class DreamReplay(RecurrentReplay):
         ended = terminated | row["truncated"].to(torch.bool)
         newest = self.slots(data["count"] - 1)
         over = data["is_last"].gather(-1, newest) | (ended & ~advance)  # an end without a transition: it was lost
-        data["is_last"].scatter_(-1, newest, over)
         first = over | (data["count"] == 0)
         acted_on = {
             "obs": row["obs"], "actions": row["actions"], "rewards": torch.where(first, 0.0, data["arrived"]),
-            "is_first": first, "is_last": ~yes, "is_terminal": ~yes, "state": row["state"],
+            "is_first": first, "is_last": ~yes, "is_terminal": ~yes,
         }  # fmt: skip
-        slots = super().write(data, acted_on, advance)
         final = {
             "obs": row["next_obs"], "actions": torch.zeros_like(row["actions"]), "rewards": row["rewards"],
-            "is_first": ~yes, "is_last": yes, "is_terminal": terminated, "state": row["state"],
+            "is_first": ~yes, "is_last": yes, "is_terminal": terminated,
         }  # fmt: skip
-        super().write(data, final, advance & ended)
+        # The final row is always written and counted only at an end: the next one replaces it. One write for both.
+        after = self.slots(data["count"] + advance)
+        also = {name: (after, value) for name, value in tree_items(final)}
+        also["is_last"] = (torch.cat([newest, after], -1), torch.cat([over, yes], -1))
+        self._keep_state(data["state"], row["state"], data["count"])
+        slots = self.put(data, acted_on, advance, also)
+        data["count"].add_(advance & ended)
         data["arrived"].copy_(torch.where(advance, row["rewards"], data["arrived"]))
         return slots
 

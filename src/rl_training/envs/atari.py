@@ -109,7 +109,7 @@ class Atari(gym.Env[Any, Any]):
             if self._ale.game_over():
                 screens = screens or [self._screen()]
                 break
-        self._push(np.maximum.reduce(screens))
+        self._push(np.maximum(screens[0], screens[-1]))
         truncated = bool(self._ale.game_truncated())
         terminated = bool(self._ale.game_over()) and not truncated
         self._over = terminated or truncated
