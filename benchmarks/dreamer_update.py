@@ -29,7 +29,7 @@ from torch.utils.flop_counter import flop_registry
 
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from rl_training.ops.scan import compiled_steps
+from rl_training.ops.pieces import compiled_pieces
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.executor import Executor
 from rl_training.runtime.learner import ReplayLearner
@@ -156,7 +156,7 @@ def measure(args: argparse.Namespace, mode: str) -> tuple[dict[str, Any], Callab
     elif mode == "captured":
         call = captured(learner)
     elif mode == "steps":
-        with compiled_steps():
+        with compiled_pieces():
             call = captured(learner)
     else:
         call = lambda: learner.update(1)  # noqa: E731

@@ -102,7 +102,7 @@ def test_gru_gates_by_hand() -> None:
     weight = torch.cat([rssm.join_state.weight, rssm.join_action.weight], -1)  # one layer on all three inputs
     blocks = rssm.join_blocks
     joined = torch.cat(parts, -1) @ weight.T + deter @ torch.block_diag(*blocks.weight) + blocks.bias
-    hidden = torch.nn.functional.silu(rssm.norm(joined))
+    hidden = torch.nn.functional.silu(joined / (joined.square().mean(-1, keepdim=True) + 1e-4).sqrt() * rssm.norm.scale)
     width = TINY.deter // TINY.blocks
     for block in range(TINY.blocks):
         here = slice(block * width, (block + 1) * width)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training.ops import scan as module
+from rl_training.ops import pieces as module
 from rl_training.ops.grad import pullback
-from rl_training.ops.scan import compiled_steps, register_step, scan
+from rl_training.ops.pieces import compiled_pieces
+from rl_training.ops.scan import register_step, scan
 from rl_training.runtime import recorder
 from rl_training.runtime.executor import Executor, compiler_available
 
@@ -57,7 +58,7 @@ def test_one_operation_over_seeds(given: Any, reverse: bool, monkeypatch: pytest
     def run(weight: torch.Tensor, added: torch.Tensor) -> list[torch.Tensor]:
         return scan(NAME, [weight], start, [added, rows[1]], reverse=reverse)
 
-    with compiled_steps():
+    with compiled_pieces():
         torch.testing.assert_close(run(seeds[0][0][0], seeds[0][2][0]), by_hand(*seeds[0], reverse))
         found = torch.vmap(run)(both[0][0], both[2][0])
     for i, one in enumerate(seeds):

@@ -16,7 +16,8 @@ from rl_training.models.rssm import Inputs, Latents, Sizes
 from rl_training.ops.grad import pullback
 from rl_training.ops.latents import one_hot, sample_codes, straight_through
 from rl_training.ops.nets import Net
-from rl_training.ops.scan import Tensors, register_step, scan
+from rl_training.ops.pieces import Tensors
+from rl_training.ops.scan import register_step, scan
 
 Seen = tuple[Tensor, Tensor, Tensor]  # deter, stoch, log-probabilities of the posterior: [T, B, ...]
 

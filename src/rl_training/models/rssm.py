@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.latents import sample_codes, straight_through, unimix
+from rl_training.ops.norms import norm_silu
 from rl_training.ops.twohot import symexp, symlog
 
 
@@ -79,8 +80,8 @@ class Observed(NamedTuple):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps), times a learned scale, along one axis (Zhang and Sennrich 2019)."""
+class NormSiLU(nn.Module):
+    """x / sqrt(mean(x^2) + eps), times a learned scale, along one axis (Zhang and Sennrich 2019); then SiLU."""
 
     def __init__(self, size: int, axis: int = -1, eps: float = 1e-4) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class RMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(size, *[1] * (-1 - axis)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(self.axis, keepdim=True) + self.eps) * self.scale
+        return norm_silu(x, self.scale, self.axis, self.eps)
 
 
 def _spread(weight: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
@@ -110,7 +111,7 @@ def linear(in_features: int, out_features: int, *, fan_in: int = 0, scale: float
 def dense(in_features: int, units: int, layers: int = 1) -> nn.Sequential:
     """Hidden layers: product, norm, SiLU."""
     widths = [in_features] + [units] * layers
-    parts = [(linear(a, b), RMSNorm(b), nn.SiLU()) for a, b in pairwise(widths)]
+    parts = [(linear(a, b), NormSiLU(b)) for a, b in pairwise(widths)]
     return nn.Sequential(*[module for part in parts for module in part])
 
 
@@ -172,7 +173,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, shape: tuple[int, ...], depth: int) -> None:
         super().__init__()
         stages = _stages(shape, depth)
-        parts = [(_conv(a[0], b[0], 2), RMSNorm(b[0], -3), nn.SiLU()) for a, b in pairwise(stages)]
+        parts = [(_conv(a[0], b[0], 2), NormSiLU(b[0], -3)) for a, b in pairwise(stages)]
         self.convs = nn.Sequential(*[module for part in parts for module in part])
         self.out_features = math.prod(stages[-1])
 
@@ -222,16 +223,16 @@ class ImageDecoder(nn.Module):
         first, stoch = math.prod(self.stages[0]), sizes.stoch * sizes.classes
         self.from_deter = BlockLinear(sizes.deter, first, math.gcd(sizes.blocks, first))
         self.from_stoch = head(stoch, 2 * sizes.units, 1, first)
-        self.norm = RMSNorm(self.stages[0][0], -3)
+        self.norm = NormSiLU(self.stages[0][0], -3)
         self.convs = nn.ModuleList([Doubling(a[0], b[0]) for a, b in pairwise(self.stages)])
-        self.norms = nn.ModuleList([RMSNorm(b[0], -3) for b in self.stages[1:-1]])
+        self.norms = nn.ModuleList([NormSiLU(b[0], -3) for b in self.stages[1:-1]])
 
     def forward(self, latents: Latents) -> Tensor:
-        x = self.from_deter(latents.deter) + self.from_stoch(latents.stoch)
-        x = F.silu(self.norm(x.reshape(-1, *self.stages[0])))
+        x: Tensor = self.from_deter(latents.deter) + self.from_stoch(latents.stoch)
+        x = self.norm(x.reshape(-1, *self.stages[0]))
         for i, (conv, (_, height, width)) in enumerate(zip(self.convs, self.stages[1:])):
             x = conv(x)[..., :height, :width]
-            x = torch.sigmoid(x) if i == len(self.norms) else F.silu(self.norms[i](x))
+            x = torch.sigmoid(x) if i == len(self.norms) else self.norms[i](x)
         return x.reshape(*latents.deter.shape[:-1], *self.stages[-1])
 
 
@@ -287,12 +288,12 @@ class RSSM(nn.Module):
         self.join_blocks = BlockLinear(deter, deter, sizes.blocks, fan_in)
         self.join_state = linear(2 * units, deter, fan_in=fan_in, bias=False)
         self.join_action = linear(units, deter, fan_in=fan_in, bias=False)
-        self.norm = RMSNorm(deter)
+        self.norm = NormSiLU(deter)
         self.gates = BlockLinear(deter, 3 * deter, sizes.blocks)
         self.prior_head = head(deter, units, 2, latents)
         self.see_deter = linear(deter, units, fan_in=deter + tokens, bias=False)
         self.see_tokens = linear(tokens, units, fan_in=deter + tokens)
-        self.posterior_head = nn.Sequential(RMSNorm(units), nn.SiLU(), linear(units, latents))
+        self.posterior_head = nn.Sequential(NormSiLU(units), linear(units, latents))
 
     def acted(self, action: Tensor) -> Tensor:
         """What an action adds to the next state: [..., D]."""
@@ -302,7 +303,7 @@ class RSSM(nn.Module):
     def advance(self, deter: Tensor, stoch: Tensor, acted: Tensor) -> Tensor:
         """The deterministic state after an action: a GRU whose matrices are blocks."""
         x = self.join_state(torch.cat([self.from_deter(deter), self.from_stoch(stoch)], -1))
-        x = F.silu(self.norm(x + self.join_blocks(deter) + acted))
+        x = self.norm(x + self.join_blocks(deter) + acted)
         gates = self.gates(x).unflatten(-1, (self.sizes.blocks, 3, -1))
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)

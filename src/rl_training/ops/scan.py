@@ -10,32 +10,17 @@ row to the first); those of the weights are then one product over all rows (see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rl_training.ops.operations import operation
+from rl_training.ops.pieces import Tensors, compiled_for, not_traced, pieces_on
 
-Tensors = list[Tensor]
 Step = Callable[[Tensors, Tensors, Tensors], Tensors]  # (weights, state, one row) -> the next state
 
 _steps: dict[str, Step] = {}
-_compiled: dict[tuple[Any, ...], Step] = {}
-_always = False
-
-
-@contextmanager
-def compiled_steps() -> Iterator[None]:
-    """Steps are compiled here although the function around them is not: most of the speed on a GPU, in seconds."""
-    global _always
-    before, _always = _always, True
-    try:
-        yield
-    finally:
-        _always = before
 
 
 def register_step(name: str, step: Step) -> None:
@@ -47,7 +32,7 @@ def register_step(name: str, step: Step) -> None:
 def scan(name: str, weights: Tensors, start: Tensors, rows: Tensors, *, reverse: bool = False) -> Tensors:
     """The states after each row: [T, ...] for each part of the state. `rows` [T, ...], from the last one if `reverse`;
     results stand at the place of their row."""
-    if _always or torch.compiler.is_compiling():
+    if pieces_on() or torch.compiler.is_compiling():
         out: Tensors = _scan(name, weights, start, rows, reverse, 0)
         return out
     return _loop(_steps[name], weights, start, rows, reverse)
@@ -68,37 +53,10 @@ def _loop(step: Step, weights: Tensors, start: Tensors, rows: Tensors, reverse: 
 
 
 def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bool, seeds: int) -> Tensors:
-    shapes = tuple((tuple(x.shape), x.dtype) for x in (*weights, *start, *(x[0] for x in rows)))
-    key = (name, seeds, start[0].device, shapes)
-    if key not in _compiled:
-        step = _steps[name]
-        _compiled[key] = _compile(torch.vmap(step) if seeds else step)
     weights, start, rows = ([x.contiguous() for x in part] for part in (weights, start, rows))
-    with torch.no_grad(), _not_traced():
-        return _loop(_compiled[key], weights, start, rows, reverse)
-
-
-@contextmanager
-def _not_traced() -> Iterator[None]:
-    """In a recording (runtime/recorder.py) the loop is one operation. Its step is not looked into, but dynamo refuses
-    to run anything while its caller is traced, unless the mark of that is taken down."""
-    tracer: Any = torch.fx._symbolic_trace
-    before, tracer._is_fx_tracing_flag = tracer._is_fx_tracing_flag, False
-    try:
-        yield
-    finally:
-        tracer._is_fx_tracing_flag = before
-
-
-def _compile(step: Step) -> Step:
-    def call(weights: Tensors, state: Tensors, row: Tensors) -> Tensors:
-        return [x.contiguous() for x in step(weights, state, row)]  # laid out as the next call expects it
-
-    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    # A code object of its own: without guards the graph of one step would be run for another.
-    call.__code__ = call.__code__.replace(co_name=f"step_{len(_compiled)}")
-    compiled: Step = torch.compile(call, fullgraph=True, dynamic=False, options=options)
-    return compiled
+    step = compiled_for(name, _steps[name], seeds, [*start, *weights, *(x[0] for x in rows)])
+    with not_traced():
+        return _loop(step, weights, start, rows, reverse)
 
 
 def _shapes(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bool, seeds: int) -> Tensors:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import UserError
-from rl_training.ops.scan import compiled_steps
+from rl_training.ops.pieces import compiled_pieces
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map
 from rl_training.runtime.memory import keep_freed_memory
 from rl_training.runtime.recorder import Recorded
@@ -132,11 +132,11 @@ def _cpu_rewrites() -> dict[str, Any]:
     return {"post_grad_custom_post_pass": rewrites, **contract}
 
 
-def with_compiled_steps(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` as it is, but for the steps of its recurrent loops: each is a graph (ops/scan.py)."""
+def with_compiled_pieces(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` as it is, but for small parts of it, such as the steps of its loops: each is a graph (ops/pieces.py)."""
 
     def call(*args: Any) -> Any:
-        with compiled_steps():
+        with compiled_pieces():
             return fn(*args)
 
     return _explained(call, fn.__name__)
@@ -327,8 +327,8 @@ class Executor:
         if self.mode == "eager":
             return Recorded(fn)
         if self.mode == "compile":
-            return CompiledGraph(fn, self.device) if whole else Recorded(with_compiled_steps(fn))
-        captured = CapturedGraph(compiled(fn, self.device) if whole else with_compiled_steps(fn), self.device)
+            return CompiledGraph(fn, self.device) if whole else Recorded(with_compiled_pieces(fn))
+        captured = CapturedGraph(compiled(fn, self.device) if whole else with_compiled_pieces(fn), self.device)
 
         def call(*args: Any) -> Any:
             with torch.no_grad():
