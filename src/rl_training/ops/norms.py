@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rl_training.ops.pieces import piece, pieces_on
 
-
 DEVICES = {"cuda"}  # where one kernel for all of it is faster than several: on a CPU it is not
 
 
