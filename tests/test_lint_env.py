@@ -162,6 +162,7 @@ def test_command_line(capsys: Any) -> None:
     for argv, word in [
         (["CartPol-v1"], "CartPole-v1"), (["CartPole-v1", "--set", "x"], "key=value"),
         (["CartPole-v1", "--set", "wind=1"], "wind"), ([], "ENV"),
+        (["--env", "CartPole-v1"], "without '--env'"),
     ]:  # fmt: skip
         assert main(["lint-env", *argv]) == 2
         out, err = capsys.readouterr()

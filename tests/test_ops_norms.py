@@ -44,12 +44,14 @@ def test_gradient_is_that_of_autograd(shape: tuple[int, ...], axis: int) -> None
 
 
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS)
 def test_as_a_compiled_piece_alone_and_over_seeds(
-    shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], axis: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norms, "DEVICES", {"cpu"})
-    x, scale, grad = given(shape, axis, torch.float32)
+    monkeypatch.setattr(norms, "DEVICES", {"cpu", "cuda"})
+    monkeypatch.setattr(norms, "LARGE", 0)
+    x, scale, grad = (part.to(device) for part in given(shape, axis, torch.float32))
     seeds = [(x, scale, grad), (2.0 * x - 1.0, scale + 0.5, -grad)]
     plain = [pulled(*one, axis) for one in seeds]
     with compiled_pieces():

@@ -134,7 +134,10 @@ def _usage(error: Any, argv: list[str]) -> str:
     see = f" `{path} --help` shows what there is"
     kind, text = type(error).__name__, one_line(error.format_message()).rstrip(".")
     if kind == "NoSuchOption":
-        known = [name for option in getattr(command, "params", ()) for name in option.opts if name.startswith("--")]
+        params, word = list(getattr(command, "params", ())), error.option_name.lstrip("-")
+        if any(param.name in (word, f"{word}s") and not param.opts[0].startswith("-") for param in params):
+            return f"{path} takes the {word} as it is, without '--{word}'.{see}"
+        known = [name for param in params for name in param.opts if name.startswith("--")]
         return f"unknown option '{error.option_name}'.{did_you_mean(error.option_name, known)}{see}"
     if text.startswith("No such command"):
         commands = list(getattr(command, "commands", ()))

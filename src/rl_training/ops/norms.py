@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rl_training.ops.pieces import piece, pieces_on
 
-DEVICES = {"cuda"}  # where one kernel for all of it is faster than several: on a CPU it is not
+# Where a kernel of its own pays for being compiled (a second each): on a CPU it is no faster, nor for a small model.
+DEVICES, LARGE = {"cuda"}, 2**18
 
 
 def norm_silu(x: Tensor, scale: Tensor, axis: int, eps: float) -> Tensor:
     """SiLU of x / sqrt(mean(x^2) + eps) * scale, the mean along `axis` (from the end: -1, ...). `scale` [size, 1 for
     each axis after it]."""
-    if pieces_on() and x.device.type in DEVICES:
+    if pieces_on() and x.device.type in DEVICES and x.numel() >= LARGE:
         out: Tensor = _NormSilu.apply(x, scale, axis, eps)  # type: ignore[no-untyped-call]
         return out
     return _forward(x, scale, axis=axis, eps=eps)[0]
