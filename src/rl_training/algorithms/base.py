@@ -193,7 +193,7 @@ class Algorithm(Generic[H]):
     masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
     targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
-    compiled_whole: ClassVar[bool] = True  # is its update compiled as one graph? If not, the steps of its loops are
+    compiled_whole: ClassVar[bool] = True  # is its update compiled as one graph? If not, pieces of it are
     unrolled: ClassVar[bool] = False  # does that graph hold a recurrent loop written out? It then takes long to compile
     network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults

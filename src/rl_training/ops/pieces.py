@@ -92,11 +92,6 @@ def _run(name: str, inputs: Tensors, seeds: int) -> Tensors:
         return out
 
 
-def _shapes(name: str, inputs: Tensors, seeds: int) -> Tensors:
-    fn = _pieces[name]
-    return [x.contiguous() for x in (torch.vmap(fn) if seeds else fn)(*inputs)]
-
-
 def _batched(info: Any, in_dims: Any, name: str, inputs: Tensors, seeds: int) -> tuple[Tensors, list[int]]:
     """Under vmap: the seeds come first."""
     spread = [x.unsqueeze(0).expand(info.batch_size, *x.shape) for x in inputs]
@@ -105,6 +100,4 @@ def _batched(info: Any, in_dims: Any, name: str, inputs: Tensors, seeds: int) ->
     return out, [0] * len(out)
 
 
-_piece = operation(
-    "piece(str name, Tensor[] inputs, int seeds) -> Tensor[]", _run, "CPU", "CUDA", shapes=_shapes, batched=_batched
-)
+_piece = operation("piece(str name, Tensor[] inputs, int seeds) -> Tensor[]", _run, "CPU", "CUDA", batched=_batched)

@@ -4,8 +4,8 @@ eager      call it; a function that is called often is run from a recording of i
 compile    one inductor graph (C++ wrapper on the CPU); state is written in place by the graph itself
 cudagraph  the compiled graph captured once and replayed: one launch a call
 
-Of functions with long recurrent loops (world models, recurrent Q-learning) only the steps of the loops are compiled, if
-anything: on a GPU they are captured as they are.
+Of functions with long recurrent loops (world models, recurrent Q-learning) only pieces are compiled, such as the steps
+of the loops: on a GPU the rest is captured as it is.
 
 `auto` decides from facts alone, the same way every time: device, planned number of updates, is there a compiler, and on
 the CPU the version of torch: before 2.13 its graphs for the CPU copy whole columns of the replay at every step (35 ms
@@ -323,7 +323,7 @@ class Executor:
 
     def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any], *, whole: bool = True) -> Callable[..., Any]:
         """`keep()` names the tensors that trial runs of a capture must leave as they were. `whole`: compile the
-        function as one graph; or only the steps of its recurrent loops, where unrolling them is too much."""
+        function as one graph; or only pieces of it, where unrolling its loops is too much."""
         if self.mode == "eager":
             return Recorded(fn)
         if self.mode == "compile":
