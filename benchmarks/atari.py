@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 from rl_training.envs.atari import make_atari_vector
-from rl_training.envs.vector import make_vector_env
-from rl_training.experiment.agent import build_algorithm
-from rl_training.experiment.config import TrainConfig, merge, read_config
+from rl_training.envs.vectorize import make_vector_env
+from rl_training.experiment.run.agent import build_algorithm
+from rl_training.experiment.run.config import TrainConfig, merge, read_config
+from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.executor import Executor
 from rl_training.runtime.loops import OffPolicyLoop
 
 SKIP = 4  # frames of a step

@@ -27,12 +27,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from rl_training.algorithms.dreamer import Dreamer
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.algorithms.world_model.dreamer import Dreamer
 from rl_training.ops.pieces import compiled_pieces
 from rl_training.ops.tree import tree_items
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 ROWS = 4_096  # observations in the replay
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")

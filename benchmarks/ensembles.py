@@ -21,9 +21,9 @@ from heads import stretch
 from torch.utils.flop_counter import FlopCounterMode
 from updates import CHEETAH, ROWS, fill
 
-from rl_training.experiment import registry
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import ReplayLearner
+from rl_training import registry
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.replay import ReplayLearner
 
 BAR = 1.3
 

@@ -58,9 +58,9 @@ def by_hand(name: str, device: torch.device, seconds: float) -> float:
 
 
 def ours(name: str, device: str, seeds: int, seconds: float) -> float:
-    from rl_training.experiment.callbacks import Callback
-    from rl_training.experiment.config import make_config
-    from rl_training.experiment.trainer import Trainer
+    from rl_training.experiment.run.callbacks import Callback
+    from rl_training.experiment.run.config import make_config
+    from rl_training.experiment.run.trainer import Trainer
 
     clock = Clock(START + 200, seconds)
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from updates import CARTPOLE, fill
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from rl_training.experiment import registry
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import ReplayLearner
+from rl_training import registry
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 ATARI = EnvSpec("Atari/Pong-v0", ArraySpec((4, 84, 84), "uint8"), ActionSpec("discrete", (6,)))
 BAR = {"c51_dqn": 1.5, "qr_dqn": 1.5, "iqn": 2.5, "fqf": 3.0}

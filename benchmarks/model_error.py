@@ -26,11 +26,11 @@ import yaml
 from torch import Tensor
 
 from rl_training.algorithms.base import TrainState
-from rl_training.algorithms.dynamics import Dynamics, DynamicsHyper
+from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsHyper
 from rl_training.envs.spaces import make_action_spec
-from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.models.dynamics import physical, targets_of
 from rl_training.ops import rng
+from rl_training.spec import ArraySpec, EnvSpec
 
 STEPS = 10
 TASKS: dict[str, dict[str, Any]] = {

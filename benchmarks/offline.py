@@ -61,11 +61,11 @@ def learner(algo: str, mode: str, seeds: int, device: str) -> Any:
     """Our update on the dataset, as a run has it."""
     import torch
 
+    from rl_training import registry
     from rl_training.data.dataset import TransitionDataset
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-    from rl_training.experiment import registry
-    from rl_training.runtime.executor import Executor
-    from rl_training.runtime.offline_learner import OfflineLearner
+    from rl_training.runtime.engine.executor import Executor
+    from rl_training.runtime.learners.offline import OfflineLearner
+    from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
     torch.set_float32_matmul_precision("high")  # as a run does
     bounds = (-1.0,) * ACTIONS, (1.0,) * ACTIONS

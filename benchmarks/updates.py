@@ -25,12 +25,13 @@ from typing import Any
 import torch
 from plain import PLAIN
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from rl_training.experiment import registry
+from rl_training import registry
 from rl_training.ops.tree import tree_leaves
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import Learner, ReplayLearner
-from rl_training.runtime.rollout_learner import RolloutLearner
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.base import Learner
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,)), ActionSpec("discrete", (2,)))
 CHEETAH = EnvSpec("HalfCheetah-v5", ArraySpec((17,)), ActionSpec("box", (), (6,), (-1.0,) * 6, (1.0,) * 6))

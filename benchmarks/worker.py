@@ -53,9 +53,9 @@ def ours(case: Case, mode: str, seeds: list[int], seconds: float, solve: bool) -
     import torch
 
     torch.set_num_threads(1)
-    from rl_training.experiment.callbacks import Callback
-    from rl_training.experiment.config import TrainConfig
-    from rl_training.experiment.trainer import Trainer, TrainResult
+    from rl_training.experiment.run.callbacks import Callback
+    from rl_training.experiment.run.config import TrainConfig
+    from rl_training.experiment.run.trainer import Trainer, TrainResult
 
     clock = Clock(case.warmup, seconds)
     found: dict[str, Any] = {}

@@ -21,11 +21,11 @@ import numpy as np
 import yaml
 from pydantic import BaseModel
 
-from rl_training.experiment import registry
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import results
-from rl_training.experiment.stats import interval
-from rl_training.experiment.verify import ledger, steps_to
+from rl_training import registry
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.stats import interval
+from rl_training.experiment.tools.verify import ledger, steps_to
+from rl_training.registry import results
 from rl_training.reports import svg
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import generate
 
-from rl_training.experiment import registry
-from rl_training.experiment.registry import results
+from rl_training import registry
+from rl_training.registry import results
 
 ROOT = generate.ROOT
 PACKAGES = ("experiment", "algorithms", "models", "data", "envs", "runtime", "ops", "api")

@@ -24,9 +24,9 @@ import torch.utils.tensorboard  # the first log line would import it
 from helpers import run_digest
 
 from rl_training.errors import UserError
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import Trainer
 
 
 class Cut(Callback):

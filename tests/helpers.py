@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training import registry
 from rl_training.algorithms.base import Algorithm
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from rl_training.experiment import registry
-from rl_training.experiment.checkpoint import load_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.metrics import read_metrics
+from rl_training.experiment.run.checkpoint import load_checkpoint
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.metrics import read_metrics
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
-from rl_training.runtime.executor import Executor, Mode
+from rl_training.runtime.engine.executor import Executor, Mode
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 ALGORITHMS = sorted(registry.entries())
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rl_training.experiment.run_dir import update_status, write_metadata
+from rl_training.experiment.run.run_dir import update_status, write_metadata
 
 
 def make_run(

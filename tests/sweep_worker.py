@@ -13,8 +13,8 @@ from typing import Any
 
 from helpers import config_for
 
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.sweep import Sweep, work
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.studies.sweep import Sweep, work
 
 SHARE = 0.3  # of attempts that end by SIGKILL
 POINTS = [

@@ -13,16 +13,16 @@ import torch
 from helpers import config_for, make_algorithm
 from scipy.special import log_softmax
 
+from rl_training import registry
 from rl_training.envs import EnvError
-from rl_training.envs.spec import EnvSpec
 from rl_training.envs.sync import SyncVectorEnv
-from rl_training.envs.vector import make_vector_env
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
-from rl_training.experiment import registry
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
+from rl_training.spec import EnvSpec
 
 MASKED = sorted(name for name in registry.entries() if registry.entry(name).load().masks)
 PLACES = [(0, 0, 0), (0, 0, 1)]

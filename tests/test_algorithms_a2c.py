@@ -10,7 +10,7 @@ import torch
 from helpers import batch_for, config_for, make_algorithm
 from torch import nn
 
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 
 KEY = rng.key_from_seed(0)

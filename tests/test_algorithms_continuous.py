@@ -10,15 +10,15 @@ import pytest
 import torch
 from helpers import ACTION_DIM, BATCH, batch_for, config_for, make_algorithm, spec_for
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training import registry
 from rl_training.errors import UserError
-from rl_training.experiment import registry
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.exploration import Exploration
 from rl_training.ops.tree import tree_leaves
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 FAMILY = [e.name for e in registry.entries().values() if e.family == "continuous control"]
 KEY = rng.key_from_seed(5)

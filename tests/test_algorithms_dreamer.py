@@ -11,13 +11,13 @@ import torch
 from helpers import ACTIONS, batch_for, config_for, make_algorithm
 
 from rl_training.algorithms.base import Phase
-from rl_training.algorithms.dreamer import Dreamer
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.algorithms.world_model.dreamer import Dreamer
 from rl_training.errors import UserError
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 from rl_training.runtime.loops.off_policy import OffPolicyLoop
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(7)
 T, H = 6, 3  # as in tests/helpers.py

@@ -12,16 +12,16 @@ import torch
 from helpers import config_for, make_algorithm
 from scipy.stats import rankdata
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import entry
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
-from rl_training.ops.normalise import merge_moments, update_moments
 from rl_training.ops.ranking import centred_ranks, largest
+from rl_training.ops.running_stats import merge_moments, update_moments
+from rl_training.registry import entry
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(3)
 NAMES = ("ars", "openai_es")

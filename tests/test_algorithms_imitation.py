@@ -12,13 +12,13 @@ import torch
 from helpers import ACTION_SPECS, BATCH, OBS_DIM, batch_for, config_for, make_algorithm, random_actions, spec_for
 
 from rl_training.algorithms.base import Expert
-from rl_training.algorithms.gail import ExpertSource
+from rl_training.algorithms.imitation.gail import ExpertSource
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_files import write_dataset
 from rl_training.errors import UserError
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.config import make_config
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.config import make_config
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.models import MLPAIRLReward, MLPGAILDiscriminator
 from rl_training.models.imitation import action_code, action_code_size
 from rl_training.ops import rng
@@ -415,8 +415,8 @@ def test_resume_refuses_another_expert(tmp_path: Path) -> None:
 
 
 def test_imitation_needs_vector_observations() -> None:
-    from rl_training.algorithms.gail import GAIL
-    from rl_training.envs.spec import ArraySpec, EnvSpec
+    from rl_training.algorithms.imitation.gail import GAIL
+    from rl_training.spec import ArraySpec, EnvSpec
 
     image = EnvSpec("Pixels-v0", ArraySpec((3, 16, 16), "uint8"), spec_for("gail").action)
     with pytest.raises(UserError, match="gail needs vector observations; Pixels-v0"):

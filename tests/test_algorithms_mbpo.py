@@ -10,10 +10,10 @@ import pytest
 import torch
 from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest
 
-from rl_training.algorithms.mbpo import MBPOHyper
+from rl_training.algorithms.model_based.mbpo import MBPOHyper
 from rl_training.data.synthetic import SyntheticReplay, running_sum
 from rl_training.errors import UserError
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.models.dynamics import Imagined
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map

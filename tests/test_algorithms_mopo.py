@@ -11,7 +11,7 @@ from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algor
 
 from rl_training import make_config
 from rl_training.errors import UserError
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 
 KEY = rng.key_from_seed(8)

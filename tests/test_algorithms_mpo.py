@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import ACTION_DIM, BATCH, batch_for, make_algorithm
 
-from rl_training.algorithms.mpo import gaussian_kls, temperature_loss
+from rl_training.algorithms.continuous.mpo import gaussian_kls, temperature_loss
 from rl_training.ops import rng
 
 KEY = rng.key_from_seed(0)

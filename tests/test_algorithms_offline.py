@@ -17,16 +17,16 @@ from scipy import integrate, optimize
 
 from rl_training.algorithms import IQL, iql_loss
 from rl_training.algorithms.base import Algorithm
-from rl_training.algorithms.continuous import ContinuousControl
-from rl_training.algorithms.edac import gradient_similarity
-from rl_training.algorithms.iql import advantage_weights
-from rl_training.algorithms.xql import gumbel_loss
+from rl_training.algorithms.continuous.base import ContinuousControl
+from rl_training.algorithms.offline.edac import gradient_similarity
+from rl_training.algorithms.offline.iql import advantage_weights
+from rl_training.algorithms.offline.xql import gumbel_loss
+from rl_training.data import load_transition_dataset
 from rl_training.data.dataset_files import write_dataset
-from rl_training.data.recipes import load_transition_dataset
 from rl_training.errors import UserError
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.checkpoint import load_checkpoint
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.checkpoint import load_checkpoint
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.models import MLPIQLModel
 from rl_training.ops import rng
 from rl_training.ops.losses import expectile_loss
@@ -142,8 +142,8 @@ def test_iql_settings_are_checked_at_construction(field: dict[str, float]) -> No
 
 def test_cql_soft_maximum_equals_the_integral() -> None:
     """Importance sampling with three proposals against quadrature over one action dimension."""
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
-    from rl_training.experiment import registry
+    from rl_training import registry
+    from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
     spec = EnvSpec("Test-v0", ArraySpec((OBS_DIM,)), ActionSpec("box", (), (1,), (-1.0,), (1.0,)))
     algorithm: Any = registry.entry("cql").load()(spec, num_actions=20_000, hidden_sizes=[16])

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.windows import WindowSource
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.experiment.agent import Agent, build_algorithm
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent, build_algorithm
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.models.transformer import Block
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_stack
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(0)
 

@@ -10,13 +10,13 @@ import torch
 from helpers import batch_for, make_algorithm, random_actions
 from torch import nn
 
-from rl_training.algorithms.ppo import PPO
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.algorithms.policy_gradient.ppo import PPO
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.rollout_learner import RolloutLearner
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(0)
 
@@ -192,7 +192,7 @@ def test_schedules_reach_the_loss() -> None:
 
 def test_image_observations_cannot_be_normalised() -> None:
     from rl_training.algorithms import PPO
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+    from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
     spec = EnvSpec("Image-v0", ArraySpec((1, 16, 16), "uint8"), ActionSpec("discrete", (2,)))
     with pytest.raises(UserError, match="vector observation"):

@@ -13,17 +13,17 @@ import torch
 from helpers import make_algorithm
 from torch import Tensor
 
-from rl_training.algorithms.drqn import DRQN
+from rl_training.algorithms.value.drqn import DRQN
 from rl_training.data import RecurrentReplayBuffer
 from rl_training.envs import make_env
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.models import MLPQNetwork, MLPRecurrentQNetwork
 from rl_training.ops import rng
 from rl_training.ops.returns import gae
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 ENV = "rl_training/CartPoleNoVelocity-v0"
 KEY = rng.key_from_seed(1)

@@ -111,7 +111,7 @@ def test_target_update_interval() -> None:
 
 def test_refuses_what_it_cannot_do() -> None:
     from rl_training.algorithms import SAC
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+    from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
     with pytest.raises(
         UserError, match=r"sac needs a bounded continuous \(Box\) action space; Test-v0 has Discrete\(3\)"

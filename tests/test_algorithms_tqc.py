@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import BATCH, batch_for, make_algorithm
 
-from rl_training.algorithms.tqc import truncate
+from rl_training.algorithms.continuous.tqc import truncate
 from rl_training.errors import UserError
 from rl_training.ops import rng
 

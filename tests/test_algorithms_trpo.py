@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import batch_for, config_for, make_algorithm
 
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.grad import hessian_product
 from rl_training.ops.tree import tree_map
@@ -113,7 +113,7 @@ def test_accepted_step_improves_within_the_bound(kind: str) -> None:
 
 
 def test_line_search_shortens_and_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_training.algorithms import trpo
+    from rl_training.algorithms.policy_gradient import trpo
 
     algorithm = make_algorithm("trpo", "discrete", cg_damping=1e-3, line_search_shrinking_factor=0.5)
     state = algorithm.init_state(0)

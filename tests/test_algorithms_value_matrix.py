@@ -9,13 +9,13 @@ import pytest
 import torch
 from helpers import BATCH, assert_near, batch_for, make_algorithm
 
-from rl_training.algorithms.target_rules import TargetRule
+from rl_training import registry
+from rl_training.algorithms.value.target_rules import TargetRule
 from rl_training.data import PrioritizedReplayBuffer
-from rl_training.envs.vector import make_vector_env
-from rl_training.experiment import registry
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map, tree_stack
-from rl_training.runtime.executor import Executor
+from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.loops import OffPolicyLoop
 
 HEADS = ("dqn", "c51_dqn", "qr_dqn", "iqn", "fqf")

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_training.experiment import checkpoint as ck
-from rl_training.experiment import tensor_file
-from rl_training.experiment.atomic import temporary_sibling
+from rl_training.experiment.run import checkpoint as ck
+from rl_training.experiment.run import tensor_file
+from rl_training.experiment.run.atomic import temporary_sibling
 
 TENSORS = {"state": {"w": torch.arange(6.0).reshape(2, 3)}, "replay": {"a": torch.arange(5)}}
 
@@ -264,7 +264,7 @@ def test_leftovers_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path
 def test_a_fresh_process_reads_it(tmp_path: Path) -> None:
     path = save(tmp_path, 3, meta={"k": [1, 2]})
     code = (
-        "import sys; from rl_training.experiment.checkpoint import load_checkpoint as load\n"
+        "import sys; from rl_training.experiment.run.checkpoint import load_checkpoint as load\n"
         "c = load(sys.argv[1]); print(c.meta['k'], c.tensors['replay']['a'].sum().item(), 'pickle' in str(c))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
-from rl_training.experiment import atomic
-from rl_training.experiment import checkpoint as ck
+from rl_training.experiment.run import atomic
+from rl_training.experiment.run import checkpoint as ck
 
 OPERATIONS = (
     "checkpoint.mkdir",

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from rl_training import registry
 from rl_training.cli import boundary, main, options
 from rl_training.cli.config import as_yaml
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.experiment import registry, trainer
-from rl_training.experiment.config import TrainConfig, make_config
+from rl_training.experiment.run import trainer
+from rl_training.experiment.run.config import TrainConfig, make_config
 
 FAST = ["--execution", "eager", "--device", "cpu", "--no-progress", "-s", "hidden_sizes=[16]", "-s", "eval_episodes=2"]
 PPO = [*FAST, "--algo", "ppo", "--env", "CartPole-v1", "-s", "n_steps=16", "-s", "batch_size=32", "-s", "n_epochs=1"]

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rl_training import registry
 from rl_training.cli import main
-from rl_training.experiment import registry, trainer
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.run import trainer
+from rl_training.experiment.run.config import TrainConfig
 
 VALUES: list[Any] = [
     0, -1, 1, 2, 10**6, 10**12, 10**19, 10**40, -(10**19), 2**31, 2**63, 0.5, -0.5, 3.7, 1e308, 1e-308, float("inf"),
@@ -142,7 +143,7 @@ WORDS = [
 def test_random_command_lines(capsys, tmp_path, monkeypatch, no_training):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - `--obs -` reads it
-    monkeypatch.setattr("rl_training.experiment.verify.verify", lambda algo, **_: {"algo": algo, "results": []})
+    monkeypatch.setattr("rl_training.experiment.tools.verify.verify", lambda algo, **_: {"algo": algo, "results": []})
     monkeypatch.setattr("rl_training.cli.boundary.DEBUG", "--no-such-debug")  # it would print the traceback we look for
     chance = random.Random(3)
     refused = 0

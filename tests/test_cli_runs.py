@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from test_cli import PPO, RL_TRAINING, Result, bad
 
+from rl_training import registry
 from rl_training.cli import doctor, main
-from rl_training.experiment import registry, verify
-from rl_training.experiment.agent import Agent
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.tools import verify
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import typer
 
+from rl_training import registry
 from rl_training.cli.app import app
-from rl_training.experiment import registry
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.verify import steps_to
-from rl_training.runtime import executor
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.tools.verify import steps_to
+from rl_training.runtime.engine import executor
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

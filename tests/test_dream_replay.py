@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rl_training.data import DreamReplay, DreamReplayBuffer
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec("Test-v0", ArraySpec((1, 2, 2), "uint8"), ActionSpec("discrete", (3,)))
 STATE = {"deter": ((2,), torch.float32), "stoch": ((3,), torch.uint8)}

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rl_training.algorithms import mopo_model_loss
 from rl_training.algorithms.base import TrainState
-from rl_training.algorithms.dynamics import Dynamics, DynamicsHyper
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsHyper
 from rl_training.errors import UserError
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.models.dynamics import EnsembleDynamics, Prediction, identity_norm, imagine, physical, targets_of
 from rl_training.ops import rng
 from rl_training.ops.termination import KNOWN, termination
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(4)
 
@@ -185,7 +185,7 @@ def test_nothing_that_is_learned_sees_the_held_out_rows() -> None:
 
 def with_errors(dynamics: Dynamics, state: TrainState, errors: list[float], monkeypatch: Any) -> TrainState:
     """`validate` in a world where the members have these held-out errors."""
-    import rl_training.algorithms.dynamics as module
+    import rl_training.algorithms.model_based.model_fit as module
 
     monkeypatch.setattr(module, "mopo_model_loss", lambda *_: {"mse": torch.tensor(errors)})
     return dynamics.validate(state, batch_of(20, OBS_DIM), KEY)[0]
@@ -311,7 +311,7 @@ def test_choice_of_the_termination_function() -> None:
 
 @pytest.mark.parametrize("name", ["mbpo", "pets"])
 def test_bad_input_is_refused_at_construction(name: str) -> None:
-    from rl_training.experiment import registry
+    from rl_training import registry
 
     image = EnvSpec("Pixels-v0", ArraySpec((3, 64, 64), "uint8"), spec_for("sac").action)
     with pytest.raises(UserError, match="needs vector observations; Pixels-v0 has"):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_training.envs.making import make_env
-from rl_training.envs.vector import make_vector_env
+from rl_training.envs.factory import make_env
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
 
 ENV = "DMControl/cartpole-swingup-v0"

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from test_envs_helpers import Counting, counting, raising, random_actions, same, snapshot
 
-import rl_training.envs.making as making
+import rl_training.envs.factory as making
 from rl_training.envs import NativeVectorEnv, episode_seed, make_env, make_vector_env
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus

@@ -9,10 +9,10 @@ import pytest
 import torch
 from helpers import ALGORITHMS, assert_near, config_for, run_digest
 
-from rl_training.experiment import registry
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.checkpoint import load_checkpoint
-from rl_training.experiment.trainer import Trainer
+from rl_training import registry
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.checkpoint import load_checkpoint
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.runtime.evaluator import Evaluator
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
-from rl_training.runtime import executor
-from rl_training.runtime.executor import Executor, _hold, choose_mode, compiler_available
+from rl_training.runtime.engine import executor
+from rl_training.runtime.engine.executor import Executor, _hold, choose_mode, compiler_available
 
 
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_torch_that_moved_its_inside_compiles_without_the_rewrites(
     def moved(self: object) -> None:
         raise ImportError("cannot import name 'CppWrapperCpu'")
 
-    monkeypatch.setattr("rl_training.runtime.rewrites.CpuRewrites.__init__", moved)
+    monkeypatch.setattr("rl_training.runtime.engine.inductor.passes.CpuRewrites.__init__", moved)
     assert executor._cpu_rewrites() == {}
     assert "newer than this library knows (cannot import name 'CppWrapperCpu')" in caplog.text
 

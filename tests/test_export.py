@@ -17,16 +17,16 @@ import torch
 from gymnasium import spaces
 from helpers import ALGORITHMS, config_for
 
+from rl_training import registry
 from rl_training.cli import main
-from rl_training.envs.making import make_env
+from rl_training.envs.factory import make_env
 from rl_training.envs.spaces import make_spec
 from rl_training.errors import UserError
-from rl_training.experiment import export as exporting
-from rl_training.experiment import registry
-from rl_training.experiment.agent import Agent, build_algorithm
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.export import export
-from rl_training.experiment.trainer import train
+from rl_training.experiment.run.agent import Agent, build_algorithm
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import train
+from rl_training.experiment.tools import export as exporting
+from rl_training.experiment.tools.export import export
 from rl_training.ops.tree import tree_map, tree_stack
 
 onnxruntime = pytest.importorskip("onnxruntime")

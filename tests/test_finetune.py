@@ -13,17 +13,18 @@ from helpers import config_for, make_algorithm, run_digest
 
 from rl_training import algorithm_class
 from rl_training.cli import main
+from rl_training.data import load_transition_dataset
 from rl_training.data.dataset import RewardRule
-from rl_training.data.recipes import load_transition_dataset
 from rl_training.data.replay import Replay
 from rl_training.data.source import LikeDataset
 from rl_training.data.storage import transition_columns
 from rl_training.errors import UserError
-from rl_training.experiment import collecting, verify
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.trainer import Trainer
-from rl_training.experiment.warm_start import _rows, fine_tune_config
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.datasets import DatasetFactory
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.experiment.run.warm_start import _rows, fine_tune_config
+from rl_training.experiment.tools import verify
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items
 
@@ -210,11 +211,11 @@ def test_a_clone_is_compared_with_the_agent_as_it_acts_without_noise(
     """A level hands `deterministic` and `noise` on to its agent, and refuses them where no single agent acts."""
     seen, plain = [], load_transition_dataset("random", env_id="Pendulum-v1", size=300)
 
-    def collect(recipe: Any, env: Any) -> Any:
+    def collect(self: Any, recipe: Any, env: Any) -> Any:
         seen.append(recipe)
         return plain
 
-    monkeypatch.setattr(collecting, "collect", collect)
+    monkeypatch.setattr(DatasetFactory, "_collect", collect)
     data = {"dataset": {"level": "medium", "reward_scale": 0.1}}
     config = config_for("bc", tmp_path, env_id="Pendulum-v1", algo_kwargs=data)
     final = {"ci95": [-20.0, 20.0]}

@@ -15,14 +15,14 @@ from rl_training.data.frames import Frames
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.storage import transition_columns
 from rl_training.envs.atari import area_weights, make_atari_vector
-from rl_training.envs.making import make_env
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from rl_training.envs.factory import make_env
 from rl_training.errors import UserError
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.config import make_config
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import make_config
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 CPU, GAMMA, STACK, PROGRESS = torch.device("cpu"), 0.9, 4, torch.tensor(0.0)
 SPEC = EnvSpec("Frames-v0", ArraySpec((STACK, 2, 2), "uint8"), ActionSpec("discrete", (3,)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import ALGORITHMS, assert_near, updated
 
-from rl_training.experiment import registry
+from rl_training import registry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

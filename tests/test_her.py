@@ -13,16 +13,17 @@ from helpers import config_for, run_digest
 
 from rl_training.data.her import HerOptions, Hindsight, distance_reward, numpy_reward
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.envs.factory import make_env
 from rl_training.envs.goal import PointGoal
-from rl_training.envs.making import make_env
-from rl_training.envs.spec import EnvSpec, GoalSpec
-from rl_training.envs.vector import episode_seed, make_vector_env
+from rl_training.envs.vector import episode_seed
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.metrics import read_metrics
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.metrics import read_metrics
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
+from rl_training.spec import EnvSpec, GoalSpec
 
 CPU, GAMMA, PROGRESS = torch.device("cpu"), 0.9, torch.tensor(0.0)
 GOAL = GoalSpec(achieved=(0, 1), desired=(1, 2))  # a row is [achieved, desired, stamp]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers import config_for, run_digest
 
-from rl_training.experiment.checkpoint import latest_valid, list_checkpoints, verify
+from rl_training.experiment.run.checkpoint import latest_valid, list_checkpoints, verify
 
 TESTS = Path(__file__).parent
 KILLS = 50

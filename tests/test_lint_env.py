@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_training.cli import main
-from rl_training.experiment.lint_env import lint
+from rl_training.experiment.tools.lint_env import lint
 
 BOX = gym.spaces.Box(-10.0, 10.0, (2,), np.float32)
 

@@ -14,7 +14,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting 
 
 PROBE = """
 import resource
-from rl_training.runtime.memory import keep_freed_memory
+from rl_training.runtime.engine.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
-from rl_training.experiment import progress as progress_module
-from rl_training.experiment.metrics import MetricsLogger, read_metrics
-from rl_training.experiment.progress import Progress
+from rl_training.experiment.run import progress as progress_module
+from rl_training.experiment.run.metrics import MetricsLogger, read_metrics
+from rl_training.experiment.run.progress import Progress
 
 
 def without_time(path: Path) -> list[dict]:

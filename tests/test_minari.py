@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_training.data import load_transition_dataset
 from rl_training.data.dataset_files import read_dataset, write_dataset
-from rl_training.data.recipes import load_transition_dataset
 
 pytest.importorskip("h5py", reason="needs the offline extra: pip install rl-training[offline]")
 minari = pytest.importorskip("minari", reason="needs the offline extra: pip install rl-training[offline]")

@@ -9,13 +9,13 @@ import torch
 from helpers import OBS_DIM, spec_for
 from torch import nn
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models import ActorCritic, EnsembleCritic, MLPQNetwork, MLPSACModel, QNetwork
 from rl_training.models.layers import EnsembleLinear, EnsembleScalar, NoisyLinear, Scalar
 from rl_training.models.torsos import ImpalaCNN, NatureCNN, mlp, torso
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.recurrent import CELLS, GRU, LSTM, Cell, RecurrentActorCritic, RecurrentQNetwork
 from rl_training.models.torsos import mlp
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 D, H, T, B = 3, 5, 7, 4
 NEAR: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.rssm import SIZES, BlockLinear, Doubling, Latents, Sizes, WorldModel, head
 from rl_training.ops.tree import tree_map
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 T, B, A = 7, 3, 2
 TINY = SIZES["tiny"]

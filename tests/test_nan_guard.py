@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from rl_training.envs import EnvError
 from rl_training.errors import NonFiniteError
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.checkpoint import list_checkpoints, load_checkpoint, verify
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.checkpoint import list_checkpoints, load_checkpoint, verify
+from rl_training.experiment.run.trainer import Trainer
 
 
 class Poisoned(gym.Env[Any, Any]):

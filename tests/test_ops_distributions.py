@@ -8,7 +8,6 @@ import torch
 from scipy import integrate, special, stats
 from torch import Tensor
 
-from rl_training.envs.spec import ActionSpec
 from rl_training.errors import UserError
 from rl_training.ops import categorical, quantiles, rng, twohot
 from rl_training.ops.distributions import (
@@ -21,6 +20,7 @@ from rl_training.ops.distributions import (
     for_action,
 )
 from rl_training.ops.linesearch import conjugate_gradient
+from rl_training.spec import ActionSpec
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ import torch
 
 from rl_training.ops import latents, rng
 from rl_training.ops.distributions import BoundedGaussian
-from rl_training.ops.normalise import init_percentiles, masked_quantile, percentile_scale, update_percentiles
 from rl_training.ops.optim import Optimizer, clip_adaptively
+from rl_training.ops.running_stats import init_percentiles, masked_quantile, percentile_scale, update_percentiles
 
 G = torch.Generator().manual_seed(0)
 

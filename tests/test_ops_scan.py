@@ -11,8 +11,8 @@ from rl_training.ops import pieces as module
 from rl_training.ops.grad import pullback
 from rl_training.ops.pieces import compiled_pieces
 from rl_training.ops.scan import register_step, scan
-from rl_training.runtime import recorder
-from rl_training.runtime.executor import Executor, compiler_available
+from rl_training.runtime.engine import recorder
+from rl_training.runtime.engine.executor import Executor, compiler_available
 
 T, B, D = 5, 3, 4
 NAME = "test_ops_scan: a state, and how often it was changed"

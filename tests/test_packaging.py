@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import rl_training
-from rl_training.experiment import registry
-from rl_training.experiment.config import preset_path, read_config
+from rl_training import registry
+from rl_training.experiment.run.config import preset_path, read_config
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "rl_training"

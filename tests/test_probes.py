@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import Trainer
 
 GAMMA = 0.9
 OFF_POLICY = {"learning_starts": 100, "batch_size": 64, "buffer_size": 5_000, "gamma": GAMMA, "hidden_sizes": [32]}

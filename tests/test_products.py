@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl_training.algorithms.target_rules import take
-from rl_training.runtime.executor import CPU_GRAPHS_SINCE, compiled, torch_version
-from rl_training.runtime.rewrites import CpuRewrites, _Calls
+from rl_training.algorithms.value.target_rules import take
+from rl_training.runtime.engine.executor import CPU_GRAPHS_SINCE, compiled, torch_version
+from rl_training.runtime.engine.inductor.passes import CpuRewrites, _Calls
 
 pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
 
@@ -154,7 +154,7 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
         whole = torch.mm(grads[0], weights[0])
         return inputs[:, 17:], torch.mm(grads[1], weights[1])[:, 3:9], whole[:, 2:] + whole.sum()
 
-    from rl_training.runtime.layers import narrow_products
+    from rl_training.runtime.engine.inductor.epilogues import narrow_products
 
     graph = make_fx(fn, tracing_mode="fake")(grads, weights)
     narrow_products(graph.graph, _Calls(graph.graph))
@@ -165,7 +165,7 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
 
 
 def test_intermediate_results_are_allocated_once() -> None:
-    from rl_training.runtime.intermediates import _kept
+    from rl_training.runtime.engine.inductor.intermediates import _kept
 
     made = "AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, a, b, f32, cpu, 0, &buf7_handle));"
     named = "RAIIAtenTensorHandle buf7(buf7_handle);"

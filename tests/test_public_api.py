@@ -16,9 +16,9 @@ import torch
 from helpers import ALGORITHMS, config_for, make_algorithm, small_fields, spec_for
 
 import rl_training
-from rl_training.envs.spec import ArraySpec, EnvSpec
-from rl_training.experiment import registry
-from rl_training.experiment.trainer import Trainer
+from rl_training import registry
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.spec import ArraySpec, EnvSpec
 
 NAMES = {
     "rl_training": [
@@ -75,7 +75,7 @@ def test_unknown_names_are_attribute_errors() -> None:
 def test_import_does_not_import_torch() -> None:
     code = (
         "import sys, rl_training; rl_training.list_algorithms(); from rl_training import UserError;"
-        "import rl_training.experiment.registry as r; r.presets();"
+        "import rl_training.registry as r; r.presets();"
         "print([m for m in ('torch', 'gymnasium', 'tensorboard') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -146,7 +146,7 @@ def test_stand_alone_batches_in_other_forms() -> None:
 
 def test_stand_alone_with_mixed_observations() -> None:
     from rl_training.algorithms import PPO
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
+    from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
     parts = {"image": ArraySpec((1, 36, 36), "uint8"), "vector": ArraySpec((3,))}
     algorithm = PPO(EnvSpec("Mixed-v0", parts, ActionSpec("discrete", (2,))), hidden_sizes=(8,))

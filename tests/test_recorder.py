@@ -9,10 +9,10 @@ import torch
 from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, run_digest
 from torch import Tensor
 
-from rl_training.experiment import registry
-from rl_training.experiment.trainer import Trainer
+from rl_training import registry
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
-from rl_training.runtime import recorder
+from rl_training.runtime.engine import recorder
 
 CLASSES = sorted({registry.entry(name).target: name for name in ALGORITHMS}.values())
 STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")

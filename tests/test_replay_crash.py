@@ -14,8 +14,8 @@ from helpers import config_for
 
 from rl_training.cli import main
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.experiment.replay_crash import FirstNonFinite, replay_crash
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.experiment.tools.replay_crash import FirstNonFinite, replay_crash
 
 
 def crash(name: str, place: Path, env: Any = None, **changes: Any) -> Path:

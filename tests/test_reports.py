@@ -14,7 +14,7 @@ from PIL import Image
 from report_runs import make_run
 
 from rl_training.cli import main
-from rl_training.experiment.stats import difference, improvement, interval, iqm
+from rl_training.experiment.run.stats import difference, improvement, interval, iqm
 from rl_training.reports import analysis, svg
 from rl_training.reports.svg import short, ticks
 

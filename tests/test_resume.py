@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
 
-from rl_training.experiment import registry
+from rl_training import registry
 
 TESTS = Path(__file__).parent
 FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell

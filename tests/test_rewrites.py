@@ -11,12 +11,12 @@ from helpers import batch_for, make_algorithm
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl_training.algorithms.target_rules import take
+from rl_training.algorithms.value.target_rules import take
 from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.executor import compiled
-from rl_training.runtime.rewrites import CpuRewrites, join_products
+from rl_training.runtime.engine.executor import compiled
+from rl_training.runtime.engine.inductor.passes import CpuRewrites, join_products
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from rl_training.ops import rng
-from rl_training.runtime.learner import SHUFFLE
-from rl_training.runtime.rollout_learner import RolloutLearner
+from rl_training.runtime.learners.base import SHUFFLE
+from rl_training.runtime.learners.rollout import RolloutLearner
 
 N = 50_000
 SEEDS = (0, 1, 2, 12345, 2**31 - 1)

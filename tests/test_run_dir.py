@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rl_training.errors import UserError
-from rl_training.experiment import run_dir as rd
+from rl_training.experiment.run import run_dir as rd
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -129,7 +129,7 @@ def test_config_and_summary(tmp_path: Path) -> None:
 
 def test_cheap_to_import() -> None:
     modules = ("run_dir", "metrics", "stats", "progress", "atomic")
-    imports = "; ".join(f"import rl_training.experiment.{module}" for module in modules)
+    imports = "; ".join(f"import rl_training.experiment.run.{module}" for module in modules)
     code = f"import sys; {imports}; print([m for m in ('torch', 'rich', 'tensorboard', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,9 +12,9 @@ from torch import Tensor
 from rl_training.data import RecurrentReplayBuffer, sequence_priority
 from rl_training.data.sequence import RecurrentReplay
 from rl_training.data.storage import transition_columns
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec("Test-v0", ArraySpec((1,)), ActionSpec("discrete", (3,)))
 ENVS, LENGTH, PERIOD, GAMMA, N = 2, 6, 4, 0.9, 3

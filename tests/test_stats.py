@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rl_training.experiment import stats
-from rl_training.experiment.stats import (
+from rl_training.experiment.run import stats
+from rl_training.experiment.run.stats import (
     difference,
     eval_summary,
     improvement,
@@ -259,6 +259,6 @@ def test_eval_summary_has_the_contract_shape() -> None:
 
 
 def test_import_is_cheap() -> None:
-    code = "import sys, rl_training.experiment.stats; print('scipy' in sys.modules, 'torch' in sys.modules)"
+    code = "import sys, rl_training.experiment.run.stats; print('scipy' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

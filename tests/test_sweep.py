@@ -17,11 +17,11 @@ from sweep_worker import configs
 from rl_training.cli import main
 from rl_training.cli.sweep import grid, split_values
 from rl_training.errors import UserError
-from rl_training.experiment.atomic import held
-from rl_training.experiment.checkpoint import latest_valid
-from rl_training.experiment.pool import Event
-from rl_training.experiment.sweep import Sweep
-from rl_training.experiment.trials import run_dirs, trial_state
+from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.checkpoint import latest_valid
+from rl_training.experiment.studies.pool import Event
+from rl_training.experiment.studies.sweep import Sweep
+from rl_training.experiment.studies.trials import run_dirs, trial_state
 
 TESTS = Path(__file__).parent
 

@@ -21,11 +21,11 @@ from helpers import config_for
 
 from rl_training.cli import main
 from rl_training.errors import UserError
-from rl_training.experiment import trackers
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.metrics import read_metrics
-from rl_training.experiment.trackers import Feed, Trackers
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run import trackers
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.metrics import read_metrics
+from rl_training.experiment.run.trackers import Feed, Trackers
+from rl_training.experiment.run.trainer import Trainer
 
 Calls = list[tuple[Any, ...]]
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 from helpers import ALGORITHMS, config_for
 
-from rl_training import Callback, EarlyStopping, UserError
-from rl_training.experiment import registry
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.atomic import held
-from rl_training.experiment.checkpoint import (
+from rl_training import Callback, EarlyStopping, UserError, registry
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     resolve,
@@ -25,8 +24,8 @@ from rl_training.experiment.checkpoint import (
     step_name,
     verify,
 )
-from rl_training.experiment.metrics import read_metrics
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.metrics import read_metrics
+from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
 
 

@@ -13,14 +13,14 @@ from helpers import ALGORITHMS, config_for
 
 from rl_training.cli import main
 from rl_training.errors import UserError
-from rl_training.experiment.config import TrainConfig, make_config
-from rl_training.experiment.pool import Event
-from rl_training.experiment.space import apply, base_values, default_space, load_space
-from rl_training.experiment.trials import run_dirs
+from rl_training.experiment.run.config import TrainConfig, make_config
+from rl_training.experiment.studies.pool import Event
+from rl_training.experiment.studies.search_space import apply, base_values, default_space, load_space
+from rl_training.experiment.studies.trials import run_dirs
 
 pytest.importorskip("optuna")
 
-from rl_training.experiment import tune
+from rl_training.experiment.studies import tune
 
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}, "hidden_sizes": {"choices": [[8], [16]]},
          "n_epochs": {"low": 1, "high": 3}}  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 from helpers import config_for
 
 from rl_training.cli import main
-from rl_training.experiment import verify_resume as vr
-from rl_training.experiment.trainer import Trainer
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.experiment.tools import verify_resume as vr
 
 
 def test_a_config_is_identical(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rl_training.version import __version__
 
 _LAZY = {
-    "TrainConfig": "rl_training.experiment.config",
-    "make_config": "rl_training.experiment.config",
-    "TrainResult": "rl_training.experiment.trainer",
-    "Callback": "rl_training.experiment.callbacks",
-    "EarlyStopping": "rl_training.experiment.callbacks",
-    "ExperimentManager": "rl_training.experiment.manager",
+    "TrainConfig": "rl_training.experiment.run.config",
+    "make_config": "rl_training.experiment.run.config",
+    "TrainResult": "rl_training.experiment.run.result",
+    "Callback": "rl_training.experiment.run.callbacks",
+    "EarlyStopping": "rl_training.experiment.run.callbacks",
+    "ExperimentManager": "rl_training.experiment.run.manager",
     "ManagedAlgorithm": "rl_training.api.managed",
     "algorithm_class": "rl_training.api.managed",
     "load": "rl_training.api.managed",
@@ -23,15 +23,15 @@ _LAZY = {
 if TYPE_CHECKING:
     from rl_training.api.managed import ManagedAlgorithm, algorithm_class, load
     from rl_training.errors import UserError
-    from rl_training.experiment.callbacks import Callback, EarlyStopping
-    from rl_training.experiment.config import TrainConfig, make_config
-    from rl_training.experiment.manager import ExperimentManager
-    from rl_training.experiment.trainer import TrainResult
+    from rl_training.experiment.run.callbacks import Callback, EarlyStopping
+    from rl_training.experiment.run.config import TrainConfig, make_config
+    from rl_training.experiment.run.manager import ExperimentManager
+    from rl_training.experiment.run.result import TrainResult
 
 
 def list_algorithms(family: str | None = None) -> list[str]:
     """Names of the algorithms, of one family or all."""
-    from rl_training.experiment import registry
+    from rl_training import registry
 
     return [e.name for e in registry.entries().values() if family in (None, e.family)]
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name.startswith("train_") or name[:1].isupper():
-        from rl_training.experiment import registry
+        from rl_training import registry
 
         if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
             return importlib.import_module("rl_training.api.managed").train_function(name.removeprefix("train_"))
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from rl_training.experiment import registry
+    from rl_training import registry
 
     return sorted([*_LAZY, "list_algorithms", "__version__", *(e.class_name for e in registry.entries().values())])
 
@@ -64,6 +64,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "UserError",
+    "__version__",
     "algorithm_class",
     "list_algorithms",
     "load",

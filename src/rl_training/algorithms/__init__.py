@@ -7,21 +7,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from rl_training import registry
 from rl_training.algorithms.base import Algorithm, Aux, TrainState, UpdateResult
-from rl_training.experiment import registry
 
 __all__ = ["Algorithm", "Aux", "TrainState", "UpdateResult"]
 
 _LOSSES = {  # losses that can be used on their own, by module
-    "naf_loss": "naf", "d4pg_loss": "d4pg", "iql_loss": "iql", "mopo_model_loss": "dynamics",
+    "naf_loss": "continuous.naf", "d4pg_loss": "continuous.d4pg", "iql_loss": "offline.iql",
+    "mopo_model_loss": "model_based.model_fit",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("train_") and name.removeprefix("train_") in registry.entries():
-        from rl_training.api.managed import train_function
-
-        return train_function(name.removeprefix("train_"))
+        return registry.train_function(name.removeprefix("train_"))
     if name in _LOSSES:
         return getattr(importlib.import_module(f"{__name__}.{_LOSSES[name]}"), name)
     entry = registry.entry_of_class(name)

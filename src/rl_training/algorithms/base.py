@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
 from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.source import Source
-from rl_training.data.storage import Columns
-from rl_training.envs.spec import ActionKind, ArraySpec, EnvSpec
+from rl_training.data.storage import Batch, Columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map
+from rl_training.spec import ActionKind, ArraySpec, EnvSpec
 
-Batch = dict[str, Any]
 Obs = Any  # a tensor, or a dict of tensors
 Tree = Any
 

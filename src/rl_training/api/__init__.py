@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_training import registry
 from rl_training.api.managed import ManagedAlgorithm, algorithm_class, load
-from rl_training.experiment import registry
 
 __all__ = ["ManagedAlgorithm", "algorithm_class", "load"]
 

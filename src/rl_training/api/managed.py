@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl_training import registry
 from rl_training.errors import UserError
-from rl_training.experiment import registry
-from rl_training.experiment.agent import Agent
-from rl_training.experiment.callbacks import Callback
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.trainer import Trainer, TrainResult
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.result import TrainResult
+from rl_training.experiment.run.trainer import Trainer
 
 
 class ManagedAlgorithm:

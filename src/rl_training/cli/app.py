@@ -39,7 +39,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        from rl_training import __version__
+        from rl_training.version import __version__
 
         print(f"rl-training {__version__}")
         raise typer.Exit

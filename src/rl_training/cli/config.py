@@ -11,7 +11,7 @@ from rl_training.cli import options as o
 from rl_training.cli.output import print_json
 
 if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.run.config import TrainConfig
 
 
 class Format(str, Enum):  # older versions of typer know no Literal
@@ -45,7 +45,7 @@ def config(
 
 def as_yaml(config: TrainConfig) -> str:
     """The config with what each field means beside it."""
-    from rl_training.experiment import registry
+    from rl_training import registry
 
     out = []
     for name, value in config.to_dict().items():

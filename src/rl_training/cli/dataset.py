@@ -55,7 +55,7 @@ def make(
     """
     from rl_training.data.dataset_files import write_dataset
     from rl_training.data.levels import level_recipe
-    from rl_training.data.recipes import load_transition_dataset
+    from rl_training.experiment.run.transition_data import load_transition_dataset
 
     _free(output, force)
     if level is not None:

@@ -39,7 +39,7 @@ EXTRAS = {
 _COMPILE_LIMIT = 180  # seconds; a cold compiler on a busy machine has taken 45
 _PROBE = """
 import torch
-from rl_training.runtime.executor import compiled, choose_device
+from rl_training.runtime.engine.executor import compiled, choose_device
 device = choose_device("auto")
 x = torch.arange(8.0, device=device)
 assert torch.equal(compiled(lambda x: x * 2 + 1, device)(x), x * 2 + 1)
@@ -56,7 +56,7 @@ def doctor(
     as_json: o.Json = False,
 ) -> None:
     """Check this machine: versions, device, compiler, extras, write access, memory."""
-    from rl_training.experiment.run_dir import library_versions
+    from rl_training.experiment.run.run_dir import library_versions
 
     report: dict[str, Any] = {"versions": {**library_versions(), "os": f"{platform.system()} {platform.machine()}"}}
     report["device"] = _device()

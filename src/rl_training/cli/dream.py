@@ -14,7 +14,7 @@ from rl_training.cli.evaluate import load_agent
 from rl_training.cli.output import lines, print_json
 
 if TYPE_CHECKING:
-    from rl_training.experiment.dream import OpenLoop
+    from rl_training.experiment.tools.dream import OpenLoop
 
 SHOWN = 3  # episodes that are drawn
 
@@ -43,7 +43,7 @@ def dream(
     as_json: o.Json = False,
 ) -> None:
     """Show what a world model believes: its open-loop prediction beside what really happened."""
-    from rl_training.experiment.dream import dreamer_of, open_loop, over_training, play
+    from rl_training.experiment.tools.dream import dreamer_of, open_loop, over_training, play
     from rl_training.reports.dreams import training_curves, write_dreams
 
     agent = load_agent(checkpoint, env, device)

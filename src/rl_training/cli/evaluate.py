@@ -16,7 +16,7 @@ from rl_training.cli.output import lines, print_json, score
 from rl_training.errors import UserError
 
 if TYPE_CHECKING:
-    from rl_training.experiment.agent import Agent
+    from rl_training.experiment.run.agent import Agent
 
 
 def evaluate(
@@ -65,8 +65,8 @@ def evaluate(
 
 def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int | None = None) -> Agent:
     """The agent of `--checkpoint`; damaged checkpoints that had to be skipped are told of."""
-    from rl_training.experiment.agent import Agent
-    from rl_training.experiment.checkpoint import resolve
+    from rl_training.experiment.run.agent import Agent
+    from rl_training.experiment.run.checkpoint import resolve
 
     path = resolve(checkpoint, warn=lambda message: tell(f"warning: {message}"))
     agent = Agent.load(path, device=device or "auto", env=env, seed=seed)
@@ -98,7 +98,7 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
     """Evaluate one environment at a time, seen in a window or recorded."""
     import numpy as np
 
-    from rl_training.experiment.stats import eval_summary
+    from rl_training.experiment.run.stats import eval_summary
     from rl_training.ops.tree import tree_map
     from rl_training.runtime.evaluator import Evaluator
 
@@ -129,7 +129,7 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
 
 def _check_mode(agent: Agent, mode: str) -> None:
     """Gymnasium would only log a warning, and nothing would be seen."""
-    from rl_training.envs.making import make_env
+    from rl_training.envs.factory import make_env
 
     env = make_env(agent.env, agent.config.env_arguments("evaluation"))
     modes = env.metadata.get("render_modes", ())
@@ -150,7 +150,7 @@ def _recorded(source: Any, folder: Path, episodes: int, prefix: str) -> Callable
     def make(**arguments: Any) -> Any:
         from gymnasium.wrappers import RecordVideo
 
-        from rl_training.envs.making import make_env
+        from rl_training.envs.factory import make_env
 
         env = make_env(source, arguments)
         with warnings.catch_warnings():

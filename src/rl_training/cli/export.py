@@ -28,7 +28,7 @@ def export(
     Observation normalisation and action scaling are inside. The file is run on random and real observations and its
     actions compared with the agent's before it is written.
     """
-    from rl_training.experiment.export import export as write
+    from rl_training.experiment.tools.export import export as write
 
     agent = load_agent(checkpoint, env, "cpu", seed)
     result = write(agent, output)

@@ -25,9 +25,9 @@ def finetune(
 
     rl-training finetune --checkpoint runs/my_iql_run -n 10000 --set prior_share=0.25
     """
-    from rl_training.experiment.config import make_config
-    from rl_training.experiment.trainer import Trainer
-    from rl_training.experiment.warm_start import fine_tune_config
+    from rl_training.experiment.run.config import make_config
+    from rl_training.experiment.run.trainer import Trainer
+    from rl_training.experiment.run.warm_start import fine_tune_config
 
     base = fine_tune_config(checkpoint, total_timesteps)
     named = {"seed": seed, "output_dir": output_dir, "device": device, "execution": execution}

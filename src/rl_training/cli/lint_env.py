@@ -27,7 +27,7 @@ def lint_env(
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, such as gravity=8; not '{pair}'")
         arguments[key.strip()] = o.read_value(text, key.strip())
-    from rl_training.experiment.lint_env import lint
+    from rl_training.experiment.tools.lint_env import lint
 
     found = lint(env, arguments, seed)
     if as_json:

@@ -19,7 +19,7 @@ def list_algorithms(
     as_json: o.Json = False,
 ) -> None:
     """Show the algorithms: family, action spaces, presets and verified results."""
-    from rl_training.experiment import registry
+    from rl_training import registry
 
     table = registry.entries()
     families = sorted({entry.family for entry in table.values()})

@@ -11,7 +11,7 @@ import typer
 from rl_training.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.run.config import TrainConfig
 
 _MAX_SEEDS = 4096  # a typing error such as 0-99999999 must not become a list
 
@@ -84,7 +84,7 @@ def build_config(
     source: str | None, *, settings: Sequence[str] | None = None, seeds: str | None = None, **fields: Any
 ) -> TrainConfig:
     """The config that the options describe: file or preset, then the named options, then `--set`."""
-    from rl_training.experiment.config import TrainConfig, merge, read_config
+    from rl_training.experiment.run.config import TrainConfig, merge, read_config
 
     if fields.get("seed") is not None and seeds is not None:
         raise UserError("--seed trains one agent and --seeds several: give one of them")
@@ -107,7 +107,7 @@ def build_config(
 
 def parse_settings(pairs: Sequence[str], algo: Any) -> dict[str, Any]:
     """`--set` as a mapping of TrainConfig fields; bare names of the algorithm's settings go below algo_kwargs."""
-    from rl_training.experiment.config import TrainConfig, merge
+    from rl_training.experiment.run.config import TrainConfig, merge
 
     fields = TrainConfig.model_fields
     out: dict[str, Any] = {}
@@ -139,8 +139,8 @@ def _split(pair: str) -> tuple[list[str], str]:
 
 def _hyper_fields(algo: Any, key: str) -> Mapping[str, Any]:
     """Settings of the algorithm; an unknown key is refused here, where both lists it could be in are known."""
-    from rl_training.experiment import registry
-    from rl_training.experiment.config import TrainConfig
+    from rl_training import registry
+    from rl_training.experiment.run.config import TrainConfig
 
     known: Mapping[str, Any] = registry.entry(algo).load().Hyper.model_fields if isinstance(algo, str) else {}
     if key not in known:
@@ -154,7 +154,7 @@ def read_value(text: str, key: str) -> Any:
     """A value as a configuration file holds it."""
     import yaml
 
-    from rl_training.experiment.config import is_bounded, read_yaml
+    from rl_training.experiment.run.config import is_bounded, read_yaml
 
     try:
         value = read_yaml(text)

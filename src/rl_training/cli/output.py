@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rl_training.cli.boundary import PROGRAM, answer, tell
 
 if TYPE_CHECKING:
-    from rl_training.experiment.trainer import TrainResult
+    from rl_training.experiment.run.result import TrainResult
 
 
 def print_json(value: Mapping[str, Any]) -> None:

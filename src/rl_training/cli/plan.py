@@ -29,7 +29,7 @@ def plan(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         device=device, execution=execution,
     )  # fmt: skip
-    from rl_training.experiment.plan import plan as make_plan
+    from rl_training.experiment.tools.plan import plan as make_plan
 
     found = make_plan(chosen, probe=not no_probe)
     if as_json:

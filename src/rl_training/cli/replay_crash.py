@@ -19,7 +19,7 @@ def replay_crash(
 
     The run is not changed. Exit status 0: found, 1: the update went well this time.
     """
-    from rl_training.experiment.replay_crash import replay_crash as replay
+    from rl_training.experiment.tools.replay_crash import replay_crash as replay
 
     found = replay(dump, env=env)
     if as_json:

@@ -83,7 +83,7 @@ def read_options(options: dict[str, Any]) -> dict[str, Any]:
 def _report(
     paths: list[str], title: str, options: dict[str, Any], markdown: str | None, html: str | None, as_json: bool
 ) -> None:
-    from rl_training.experiment.atomic import atomic_write_text
+    from rl_training.experiment.run.atomic import atomic_write_text
     from rl_training.reports import analysis, page, text
 
     data = analysis.report(paths, **read_options(options))

@@ -29,7 +29,7 @@ def resume(
     """Continue a run as if it had never stopped; --total-timesteps makes it longer."""
     if (checkpoint is None) == (run is None):
         raise UserError("say what to continue: --run DIR (its latest checkpoint) or --checkpoint PATH, one of them")
-    from rl_training.experiment.trainer import Trainer
+    from rl_training.experiment.run.trainer import Trainer
 
     try:
         trainer = Trainer.resume(

@@ -19,9 +19,9 @@ from rl_training.cli.output import lines, print_json
 from rl_training.errors import UserError
 
 if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
-    from rl_training.experiment.pool import Event
-    from rl_training.experiment.sweep import Sweep
+    from rl_training.experiment.run.config import TrainConfig
+    from rl_training.experiment.studies.pool import Event
+    from rl_training.experiment.studies.sweep import Sweep
 
 Workers = Annotated[
     int, typer.Option("--workers", "-w", metavar="N", min=1, max=1024, help="Trials that train at the same time.")
@@ -82,7 +82,7 @@ def sweep(
         config, algo, env, seeds, study, settings,
         {"total_timesteps": total_timesteps, "device": device, "execution": execution},
     )  # fmt: skip
-    from rl_training.experiment.sweep import Sweep, identity
+    from rl_training.experiment.studies.sweep import Sweep, identity
 
     if output_dir is None:
         text = json.dumps([identity(item) for item in configs], sort_keys=True)
@@ -113,7 +113,7 @@ def grid(
     each: list[dict[str, Any]] = [{}]
     if numbers is not None:
         each = [{"seeds": seeds}] if study and len(numbers) > 1 else [{"seed": seed} for seed in numbers]
-    from rl_training.experiment.sweep import MAX_TRIALS
+    from rl_training.experiment.studies.sweep import MAX_TRIALS
 
     count = len(configs or [1]) * len(algos or [1]) * len(envs or [1]) * len(each)
     for axis in axes:
@@ -203,7 +203,7 @@ def display(sweep: Sweep, enabled: bool) -> Iterator[Any]:
 
 
 def _score(event: Event) -> str:
-    from rl_training.experiment.trials import summary_of
+    from rl_training.experiment.studies.trials import summary_of
 
     evaluation = summary_of(event.state).get("final_eval") or {}
     return f", mean return {evaluation['mean_return']:,.1f}" if "mean_return" in evaluation else ""

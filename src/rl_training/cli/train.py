@@ -43,7 +43,7 @@ def train(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         output_dir=output_dir, device=device, execution=execution, trackers=track or None, init_from=init_from,
     )  # fmt: skip
-    from rl_training.experiment.trainer import Trainer
+    from rl_training.experiment.run.trainer import Trainer
 
     trainer = Trainer(chosen, progress=not no_progress, command=sys.argv)
     if config is None:
@@ -53,8 +53,8 @@ def train(
 
 def _hint(algo: str, env_id: str) -> None:
     """Tuned settings change the result, so they are offered, never applied silently."""
-    from rl_training.experiment import registry
-    from rl_training.experiment.config import read_config
+    from rl_training import registry
+    from rl_training.experiment.run.config import read_config
 
     for preset in registry.presets(algo):
         try:

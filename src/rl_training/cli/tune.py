@@ -12,7 +12,7 @@ from rl_training.cli.output import command, lines, print_json, score
 from rl_training.cli.sweep import Workers
 
 if TYPE_CHECKING:
-    from rl_training.experiment.pool import Event
+    from rl_training.experiment.studies.pool import Event
 
 _SHOWN = 10  # rows of the table
 
@@ -56,7 +56,7 @@ def tune(
     The same command continues a study that was interrupted; more --trials make it longer. The best settings are written
     as best.yaml, a file for `train --config`, and scored on seeds that took no part in the search.
     """
-    from rl_training.experiment.tune import make_tuning, optuna
+    from rl_training.experiment.studies.tune import make_tuning, optuna
 
     optuna()  # before anything else: the extra may be missing
     chosen = o.build_config(
@@ -77,14 +77,14 @@ def tune_report(
     as_json: o.Json = False,
 ) -> None:
     """Show the trials of a tuning study, which settings matter, and the best ones."""
-    from rl_training.experiment.tune import report
+    from rl_training.experiment.studies.tune import report
 
     _report(report(directory), as_json)
 
 
 def _show(event: Event) -> None:
-    from rl_training.experiment.trials import summary_of
-    from rl_training.experiment.tune import was_pruned
+    from rl_training.experiment.studies.trials import summary_of
+    from rl_training.experiment.studies.tune import was_pruned
 
     state, name = event.state, event.job.name
     if event.job.directory.parent.name == "final":

@@ -31,8 +31,8 @@ def verify(
     A missed bar is a result, not an error: the exit status is 0 and `passed` is false.
     """
     chosen = o.parse_seeds(seeds) if seeds is not None else None
-    from rl_training.experiment import registry
-    from rl_training.experiment import verify as ledger
+    from rl_training import registry
+    from rl_training.experiment.tools import verify as ledger
 
     registry.entry(algo)  # a typing error gets the nearest name
     if output is not None:

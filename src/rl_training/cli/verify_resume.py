@@ -25,13 +25,13 @@ def verify_resume(
 
     -n is the length of the short run. Exit status 0: identical, 1: something differs.
     """
-    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.run.config import TrainConfig
 
     chosen: TrainConfig = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, seed=seed, device=device, execution=execution,
         total_timesteps=total_timesteps or (1_000_000 if config is None else None),
     )  # fmt: skip
-    from rl_training.experiment.verify_resume import verify_resume as verify
+    from rl_training.experiment.tools.verify_resume import verify_resume as verify
 
     tell("training twice, and resuming once in a fresh process ...")
     found = verify(chosen, steps=total_timesteps)

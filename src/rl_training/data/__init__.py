@@ -3,10 +3,11 @@
 from rl_training.data.buffers import PrioritizedReplayBuffer, ReplayBuffer, RolloutBuffer
 from rl_training.data.dataset import DatasetSource, TransitionDataset
 from rl_training.data.dream_replay import DreamReplay, DreamReplayBuffer
-from rl_training.data.recipes import DatasetRecipe, load_transition_dataset
+from rl_training.data.recipes import DatasetRecipe
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.sequence import RecurrentReplay, RecurrentReplayBuffer, sequence_priority
 from rl_training.data.storage import Storage
+from rl_training.registry import load_transition_dataset
 
 __all__ = [
     "DatasetRecipe",

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.data.replay import Batch, PrioritizedReplay, Replay
-from rl_training.data.storage import Storage, transition_columns
-from rl_training.envs.spec import EnvSpec
+from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.storage import Batch, Storage, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import EnvSpec
 
 
 class _Shell:

@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.storage import Data, require_memory
-from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import Array, EnvSpec
 
-Array = NDArray[Any]
 Obs = Any  # an array, or a dict of arrays
 REQUIRED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
 OPTIONAL = ("returns", "next_actions", "has_next")

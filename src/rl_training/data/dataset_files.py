@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from rl_training.data.dataset import OPTIONAL, REQUIRED, Array, TransitionDataset
+from rl_training.data.dataset import OPTIONAL, REQUIRED, TransitionDataset
 from rl_training.errors import UserError, did_you_mean
+from rl_training.spec import Array
 
 MAPPED_FROM = 256 << 20  # bytes of an array from which it is mapped instead of read
 _D4RL = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminated", "timeouts": "truncated"}

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from rl_training.data.buffers import ReplayBuffer, _Shell
-from rl_training.data.replay import Batch
 from rl_training.data.sequence import RecurrentReplay, draw_sequences
-from rl_training.data.storage import Columns, Data, action_column, observation_columns, transition_columns
-from rl_training.envs.spec import EnvSpec
+from rl_training.data.storage import Batch, Columns, Data, action_column, observation_columns, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import EnvSpec
 
 
 class DreamReplay(RecurrentReplay):

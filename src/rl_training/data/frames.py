@@ -12,17 +12,13 @@ short that this does not do, the oldest rows are given up a little earlier.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rl_training.data.storage import Data, zeros
-from rl_training.envs.spec import EnvSpec
+from rl_training.data.storage import Data, Storage, zeros
 from rl_training.errors import UserError
-
-if TYPE_CHECKING:
-    from rl_training.data.replay import Replay
+from rl_training.spec import EnvSpec
 
 
 class Frames:
@@ -45,14 +41,14 @@ class Frames:
         self.stack = stack
         self.shape = (image.shape[0] // stack, *image.shape[1:])
 
-    def places(self, store: Replay) -> int:
+    def places(self, store: Storage) -> int:
         """Places of each environment: one frame a row, 5 % for the starts of episodes, some that are being written."""
         return math.ceil(1.05 * store.rows) + 3 * (self.stack + 1)
 
-    def nbytes(self, store: Replay, seeds: int) -> int:
+    def nbytes(self, store: Storage, seeds: int) -> int:
         return seeds * store.num_envs * (self.places(store) * math.prod(self.shape) + 8 * store.stride)
 
-    def init(self, store: Replay, seeds: int, device: torch.device) -> Data:
+    def init(self, store: Storage, seeds: int, device: torch.device) -> Data:
         envs = store.num_envs
         shape = (seeds, envs * self.places(store), *self.shape)
 
@@ -63,13 +59,13 @@ class Frames:
         described["fresh"] = torch.ones((seeds, envs), dtype=torch.bool, device=device)
         return {"ring": zeros(shape, torch.uint8, device), "frames": described}
 
-    def written(self, store: Replay, data: Data, count: int) -> Tensor:
+    def written(self, store: Storage, data: Data, count: int) -> Tensor:
         """The part of the ring that frames have gone to: [S, N, places, C, H, W]."""
         head = max(count, int(data["frames"]["head"].max()))
         ring: Tensor = store.first_rows(data["ring"], self.places(store), head + self.stack + 1)
         return ring
 
-    def write(self, store: Replay, data: Data, row: Data, advance: Tensor) -> None:
+    def write(self, store: Storage, data: Data, row: Data, advance: Tensor) -> None:
         """Push the frames of the rows that `store` is about to write: [S, N, ...]."""
         own, count, places = data["frames"], data["count"], self.places(store)
         head, start = own["head"], own["fresh"] & advance
@@ -99,7 +95,7 @@ class Frames:
         rows = (base + at % places).flatten()
         ring.view(-1, *ring.shape[2:]).index_copy_(0, rows, frames.flatten(0, 2))
 
-    def read(self, store: Replay, data: Data, rows: Tensor, name: str) -> Tensor:
+    def read(self, store: Storage, data: Data, rows: Tensor, name: str) -> Tensor:
         """The stacks of rows [B] of one seed: [B, k * C, H, W]."""
         places = self.places(store)
         newest = data["frames"]["at"][rows] + (1 if name == "next_obs" else 0)

@@ -12,22 +12,20 @@ goal put in its place is therefore not the end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from rl_training.data.storage import Data
-from rl_training.envs.spec import GoalSpec
+from rl_training.data.replay import Replay
+from rl_training.data.storage import Batch, Data
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.operations import operation
 from rl_training.ops.returns import n_step_window
-
-if TYPE_CHECKING:
-    from rl_training.data.replay import Batch, Replay
+from rl_training.spec import GoalSpec
 
 Reward = Callable[[Tensor, Tensor], Tensor]  # achieved and desired goals [..., G] -> rewards [...]
 

@@ -3,20 +3,14 @@ run, so that training, resume and the command line need no file, and the same re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rl_training.data.dataset import TransitionDataset
-from rl_training.data.dataset_files import read_dataset
-from rl_training.data.levels import Level, level_recipe
-from rl_training.errors import UserError, explain
+from rl_training.data.levels import Level
 
 Kind = Literal["random", "policy", "replay", "npz", "hdf5", "minari"]
 FILES = ("npz", "hdf5", "minari")
-EnvSource = str | Callable[..., Any]
 
 
 class DatasetRecipe(BaseModel):
@@ -102,64 +96,3 @@ class AgentRecipe(BaseModel):
         if self.path is not None and self.train is not None:
             raise ValueError("give either path or train, not both")
         return self
-
-
-def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = None, **fields: Any) -> TransitionDataset:
-    """The dataset of a recipe, in its environment's terms: `load_transition_dataset(kind="npz", path="data.npz")`.
-
-    `env` is the environment for recipes that name none.
-    """
-    try:
-        recipe = DatasetRecipe(kind=kind, **fields)
-    except ValidationError as error:
-        raise UserError(f"dataset: {explain(error, DatasetRecipe)}") from None
-    return make_dataset(recipe, env)
-
-
-def make_dataset(recipe: DatasetRecipe, env: EnvSource | None = None) -> TransitionDataset:
-    if recipe.level is not None:
-        dataset = make_dataset(_of_level(recipe, env), env)
-    elif recipe.mix:
-        dataset = _mixed(recipe, env)
-    elif recipe.kind in FILES:
-        assert recipe.path is not None
-        dataset = read_dataset(recipe.path, recipe.kind)
-        dataset = dataset.first(recipe.size) if recipe.size else dataset
-    else:
-        from rl_training.experiment.collecting import collect  # agents and environments: a layer above
-
-        dataset = collect(recipe, env)
-    scale = recipe.reward_scale
-    if scale == "return_range":
-        returns = dataset.episode_returns()
-        spread = float(returns.max() - returns.min())
-        if spread <= 0.0:
-            raise UserError("reward_scale: return_range needs episodes with different returns; give a number instead")
-        scale = 1000.0 / spread
-    return dataset.with_rewards(scale=scale, shift=recipe.reward_shift, clip=recipe.reward_clip)
-
-
-def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
-    env_id = recipe.env_id or env
-    if not isinstance(env_id, str):
-        raise UserError(f"the level {recipe.level} of a dataset belongs to an environment with a name: give env_id")
-    assert recipe.level is not None
-    made = DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
-    if recipe.noise or recipe.deterministic:
-        if made.kind != "policy":
-            raise UserError(f"noise and deterministic are for one acting agent; the level {recipe.level} is not that")
-        acting = {"noise": recipe.noise, "deterministic": recipe.deterministic or made.deterministic}
-        made = made.model_copy(update=acting)
-    return made
-
-
-def _mixed(recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
-    """With `ratio`, as many rows as the shares allow (or `size` asks for), from the start of each part."""
-    parts = [make_dataset(part, env) for part in recipe.mix]
-    if recipe.ratio:
-        shares = np.array(recipe.ratio) / sum(recipe.ratio)
-        most = min(len(part) / share for part, share in zip(parts, shares))
-        total = min(recipe.size, most) if recipe.size else most
-        parts = [part.first(max(1, int(total * share + 1e-9))) for part, share in zip(parts, shares)]
-    whole = TransitionDataset.concatenate(parts)
-    return whole.first(recipe.size) if recipe.size else whole

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rl_training.data.storage import Columns, Data, Storage
+from rl_training.data.frames import Frames
+from rl_training.data.storage import Batch, Columns, Data, Storage
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
 
-if TYPE_CHECKING:
-    from rl_training.data.frames import Frames
-    from rl_training.data.her import Hindsight
 
-Batch = dict[str, Any]
+class Relabelling(Protocol):
+    """Replaces goals and rewards of a batch when it is read (her.py)."""
+
+    def init(self, store: Replay, seeds: int, device: torch.device) -> Data: ...
+
+    def write(self, store: Replay, data: Data, row: Data, advance: Tensor) -> None: ...
+
+    def relabel(self, store: Replay, data: Data, env: Tensor, time: Tensor, batch: Batch, key: Tensor) -> Batch: ...
 
 
 class Replay(Storage):
@@ -30,7 +35,7 @@ class Replay(Storage):
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1,
-        hindsight: Hindsight | None = None, frames: Frames | None = None,
+        hindsight: Relabelling | None = None, frames: Frames | None = None,
     ) -> None:  # fmt: skip
         if frames is not None:
             columns = {k: v for k, v in columns.items() if k not in ("obs", "next_obs")}
@@ -128,7 +133,7 @@ class PrioritizedReplay(Replay):
 
     def __init__(
         self, columns: Columns, capacity: int, num_envs: int, *, gamma: float, n_step: int = 1, alpha: float = 0.6,
-        beta: float = 0.4, eps: float = 1e-6, hindsight: Hindsight | None = None, frames: Frames | None = None,
+        beta: float = 0.4, eps: float = 1e-6, hindsight: Relabelling | None = None, frames: Frames | None = None,
     ) -> None:  # fmt: skip
         super().__init__(columns, capacity, num_envs, gamma=gamma, n_step=n_step, hindsight=hindsight, frames=frames)
         self.alpha, self.beta, self.eps = alpha, beta, eps

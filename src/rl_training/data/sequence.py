@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from rl_training.data.buffers import ReplayBuffer, _Shell
-from rl_training.data.replay import Batch
-from rl_training.data.storage import Columns, Data, Storage, column_bytes, map_columns, transition_columns, zeros
-from rl_training.envs.spec import EnvSpec
+from rl_training.data.storage import Batch, Columns, Data, Storage, column_bytes, map_columns, transition_columns, zeros
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import EnvSpec
 
 _FLAGS = ("terminated", "truncated")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rl_training.data.storage import Data
+from rl_training.data.storage import Batch, Data
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
 from rl_training.ops.tree import tree_map
@@ -15,8 +15,6 @@ from rl_training.ops.tree import tree_map
 if TYPE_CHECKING:
     from rl_training.data.dataset import RewardRule
     from rl_training.data.replay import Replay
-
-Batch = dict[str, Any]
 
 
 class Source(Protocol):

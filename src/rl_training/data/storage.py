@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items, tree_map
+from rl_training.spec import ArraySpec, EnvSpec
 
 Data = dict[str, Any]  # column -> tensor (or a dict of tensors for mixed observations)
+Batch = dict[str, Any]  # column -> tensor [B, ...], as an update reads it
 Columns = dict[str, Any]  # column -> (shape, dtype), or a dict of those
 
 

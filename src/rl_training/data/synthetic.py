@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from rl_training.data.storage import Data, Storage, transition_columns
-from rl_training.envs.spec import EnvSpec
+from rl_training.data.storage import Batch, Data, Storage, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items
-
-Batch = dict[str, Any]
-
+from rl_training.spec import EnvSpec
 
 BLOCK = 128
 

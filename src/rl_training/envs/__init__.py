@@ -8,28 +8,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
+
 if TYPE_CHECKING:
+    from rl_training.envs.factory import make_env
     from rl_training.envs.goal import PointGoal
-    from rl_training.envs.making import make_env
     from rl_training.envs.native import NativeVectorEnv
     from rl_training.envs.pixels import TinyPixels
     from rl_training.envs.probes import register_probes
     from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec
-    from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
     from rl_training.envs.sync import SyncVectorEnv
-    from rl_training.envs.vector import EnvError, EnvState, Episode, Step, VectorEnv, episode_seed, make_vector_env
+    from rl_training.envs.vector import EnvError, EnvState, Episode, Step, VectorEnv, episode_seed
+    from rl_training.envs.vectorize import make_vector_env
     from rl_training.envs.workers import AsyncVectorEnv
 
 _MODULES = {
     "goal": ("PointGoal",),
-    "making": ("make_env",),
+    "factory": ("make_env",),
     "native": ("NativeVectorEnv",),
     "pixels": ("TinyPixels",),
     "probes": ("register_probes",),
     "spaces": ("ActionDecoder", "Obs", "ObsEncoder", "make_spec"),
-    "spec": ("ActionSpec", "ArraySpec", "EnvSpec"),
     "sync": ("SyncVectorEnv",),
-    "vector": ("EnvError", "EnvState", "Episode", "Step", "VectorEnv", "episode_seed", "make_vector_env"),
+    "vector": ("EnvError", "EnvState", "Episode", "Step", "VectorEnv", "episode_seed"),
+    "vectorize": ("make_vector_env",),
     "workers": ("AsyncVectorEnv",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

@@ -15,8 +15,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
 from rl_training.errors import UserError, did_you_mean
+from rl_training.spec import Array
 
 ATARI_ID = re.compile(r"Atari/([A-Za-z0-9]+)-v0")
 NOOP, FIRE = 0, 1

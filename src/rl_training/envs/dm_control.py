@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
 from rl_training.errors import UserError, did_you_mean
+from rl_training.spec import Array
 
 DM_CONTROL_ID = re.compile(r"DMControl/([a-z0-9_]+)-([a-z0-9_]+)-v0")
 EXTRA = "pip install 'rl-training[dm-control]'"

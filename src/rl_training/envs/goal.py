@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
+from rl_training.spec import Array
 
 HORIZON = 50
 

@@ -12,9 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
-from rl_training.envs.spec import MASK, ActionSpec
-from rl_training.errors import UserError
+from rl_training.spec import MASK, ActionSpec, Array
 
 
 class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
@@ -62,15 +60,6 @@ def info_mask_length(env: gym.Env[Any, Any]) -> int:
 
 def in_observation(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and MASK in space.spaces
-
-
-def check_length(length: int, action: ActionSpec) -> None:
-    """Raise UserError for a mask that does not fit the action space."""
-    if action.kind == "box":
-        raise UserError(f"an {MASK} needs a discrete action space, not {action}")
-    needed = action.dim if action.kind == "multi_binary" else sum(action.nvec)
-    if length != needed:
-        raise UserError(f"the {MASK} has {length} entries; {action} needs {needed}")
 
 
 def components(action: ActionSpec) -> list[slice]:

@@ -10,13 +10,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rl_training.envs.making import env_name, find_spec, user_errors
+from rl_training.envs.factory import env_name, find_spec, user_errors
 from rl_training.envs.masks import components, without_choice
-from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, ObservationShapeError, make_spec
-from rl_training.envs.spec import MASK
+from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, ObservationShapeError, make_spec
 from rl_training.envs.sync import Buffers, copy_rows, describe, named, select
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.errors import UserError
+from rl_training.spec import MASK, Array
 
 
 class NativeVectorEnv(VectorEnv):

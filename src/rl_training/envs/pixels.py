@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
+from rl_training.spec import Array
 
 GRID, CELL = 7, 2  # cells of a side, and pixels of a cell
 HEIGHT = 3  # cells of the paddle

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spaces import Array
 from rl_training.errors import UserError
+from rl_training.spec import Array
 
 
 def _action_space(continuous: bool) -> spaces.Space[Any]:

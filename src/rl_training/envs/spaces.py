@@ -7,12 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from rl_training.envs.spec import MASK, ActionSpec, ArraySpec, EnvSpec, GoalSpec
 from rl_training.errors import UserError
+from rl_training.spec import MASK, ActionSpec, Array, ArraySpec, EnvSpec, GoalSpec
 
-Array: TypeAlias = NDArray[Any]
 Obs: TypeAlias = "Array | dict[str, Array]"  # encoded: one array, or named arrays when images and vectors come together
 
 
@@ -318,6 +316,15 @@ def make_action_spec(space: spaces.Space[Any]) -> ActionSpec:
     raise UserError(f"Action space {space} is not supported: use Discrete, MultiDiscrete, MultiBinary or Box.")
 
 
+def check_mask_length(length: int, action: ActionSpec) -> None:
+    """Raise UserError for a mask that does not fit the action space."""
+    if action.kind == "box":
+        raise UserError(f"an {MASK} needs a discrete action space, not {action}")
+    needed = action.dim if action.kind == "multi_binary" else sum(action.nvec)
+    if length != needed:
+        raise UserError(f"the {MASK} has {length} entries; {action} needs {needed}")
+
+
 def make_spec(
     env_id: str,
     observation_space: spaces.Space[Any],
@@ -326,13 +333,11 @@ def make_spec(
     masks: bool = False,
 ) -> EnvSpec:
     """The shapes after encoding; a space we cannot encode is refused here, before anything is trained."""
-    from rl_training.envs.masks import check_length
-
     try:
         encoder, action = ObsEncoder(observation_space, masks), make_action_spec(action_space)
         observation = encoder.spec
         if masks and isinstance(observation, dict) and MASK in observation:
-            check_length(observation[MASK].shape[0], action)
+            check_mask_length(observation[MASK].shape[0], action)
         return EnvSpec(env_id, observation, action, max_episode_steps, encoder.goal_spec())
     except UserError as error:
         raise UserError(f"{env_id}: {error}") from None

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.envs.masks import InfoMask
-from rl_training.envs.spaces import Array
 from rl_training.envs.vector import EnvError, EnvState
 from rl_training.errors import UserError
+from rl_training.spec import Array
 
 
 class SubState(NamedTuple):

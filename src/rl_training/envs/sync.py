@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.envs.making import EnvSource, env_name, make_env
+from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
-from rl_training.envs.spaces import ActionDecoder, Array, Obs, ObsEncoder, make_spec, quicken
-from rl_training.envs.spec import MASK, EnvSpec
+from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec, quicken
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
+from rl_training.spec import MASK, Array, EnvSource, EnvSpec
 
 MAX_RECORDED = 50_000  # actions of a running episode kept for replay; longer episodes restart on resume
 Place = tuple[int, int, int]  # (seed, stream, number within the seed): with the episode number it fixes an episode

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.envs.making import EnvSource, env_name, find_spec
-from rl_training.envs.spaces import Array, Obs
+from rl_training.envs.factory import env_name, find_spec
+from rl_training.envs.spaces import Obs
 from rl_training.envs.state import pack, unpack
 from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, episodes, start_episodes
 from rl_training.envs.vector import EnvError, EnvState, Restored, Step, VectorEnv
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
+from rl_training.spec import Array, EnvSource
 
 MAX_RESTARTS = 3  # of one worker, in a row, without one good step in between
 START_TIMEOUT = 120.0  # a process start imports packages: not the scale of a step
@@ -161,9 +162,9 @@ class AsyncVectorEnv(VectorEnv):
         )  # fails here, in the user's words, rather than in a worker
         probe.close()
         # The spec rather than its id: the worker may not have run the code that registered it.
-        source = find_spec(source) if isinstance(source, str) else source
+        sent: Any = find_spec(source) if isinstance(source, str) else source
         try:
-            pickle.dumps((source, env_kwargs))
+            pickle.dumps((sent, env_kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(
                 f"{name} cannot be sent to worker processes ({error}): use a module-level function."
@@ -183,7 +184,7 @@ class AsyncVectorEnv(VectorEnv):
         arena = _Arena(block)
         self._actions = arena(*like)
         self._buffers = Buffers.allocate(probe.encoder, m, arena)
-        self._args = (source, env_kwargs)
+        self._args = (sent, env_kwargs)
         self._places, self._like, self._block = list(places), like, block
         self._parity, self._started = 0, False
         self._valid = np.ones(m, np.bool_)

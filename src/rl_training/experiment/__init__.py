@@ -6,14 +6,14 @@ import importlib
 from typing import Any
 
 _LAZY = {
-    "TrainConfig": "config",
-    "make_config": "config",
-    "Callback": "callbacks",
-    "EarlyStopping": "callbacks",
-    "Trainer": "trainer",
-    "TrainResult": "trainer",
-    "ExperimentManager": "manager",
-    "Agent": "agent",
+    "TrainConfig": "run.config",
+    "make_config": "run.config",
+    "Callback": "run.callbacks",
+    "EarlyStopping": "run.callbacks",
+    "Trainer": "run.trainer",
+    "TrainResult": "run.result",
+    "ExperimentManager": "run.manager",
+    "Agent": "run.agent",
 }
 
 

@@ -1,6 +1,6 @@
 """Networks: torsos x heads, all usable on their own as ordinary modules."""
 
-from rl_training.models.continuous import (
+from rl_training.models.control import (
     Actor,
     D4PGModel,
     EnsembleCritic,

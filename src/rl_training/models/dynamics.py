@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.continuous import vector_spec
+from rl_training.models.control import vector_spec
 from rl_training.models.layers import ACTIVATIONS, EnsembleLinear
 from rl_training.ops import rng
 from rl_training.ops.termination import Terminates
+from rl_training.spec import EnvSpec
 
 Norm = dict[str, Tensor]  # input_mean, input_std [D + A]; target_mean, target_std [D + 1]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import ActionSpec
 from rl_training.models.layers import Scalar
 from rl_training.models.torsos import mlp
+from rl_training.spec import ActionSpec
 
 
 def action_code_size(action: ActionSpec) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
-from rl_training.models.continuous import Actor, EnsembleCritic, vector_spec
+from rl_training.models.control import Actor, EnsembleCritic, vector_spec
 from rl_training.models.layers import Scalar
 from rl_training.models.torsos import mlp, torso
 from rl_training.models.value import EnsembleQNetwork
 from rl_training.ops.distributions import for_action
+from rl_training.spec import EnvSpec
 
 LOG_STD = (-5.0, 2.0)
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import Scalar, orthogonal
 from rl_training.models.torsos import torso
+from rl_training.spec import EnvSpec
 
 
 class Actor(nn.Module):

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import Scalar, orthogonal
 from rl_training.models.torsos import torso
 from rl_training.models.value import OnMLP, QNetwork, at_least
 from rl_training.ops.tree import tree_map
+from rl_training.spec import EnvSpec
 
 CellKind = Literal["lstm", "gru"]
 Parts = tuple[Tensor, ...]  # what a cell remembers, the output first: [..., B, H] each

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, EnsembleScalar
 from rl_training.models.torsos import observation_encoder
+from rl_training.spec import EnvSpec
 
 Statistics = dict[str, Any]
 

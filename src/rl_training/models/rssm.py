@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.ops.latents import sample_codes, straight_through, unimix
 from rl_training.ops.norms import norm_silu
 from rl_training.ops.twohot import symexp, symlog
+from rl_training.spec import ArraySpec, EnvSpec
 
 
 class Sizes(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import ArraySpec, EnvSpec
 from rl_training.errors import UserError
 from rl_training.models.layers import ACTIVATIONS, orthogonal
+from rl_training.spec import ArraySpec, EnvSpec
 
 Obs = Tensor | dict[str, Tensor]
 Cnn = Literal["nature", "impala"]

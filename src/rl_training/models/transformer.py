@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.ops import rng
+from rl_training.spec import EnvSpec
 
 
 def dropout(x: Tensor, rate: float, key: Tensor | None) -> Tensor:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl_training.envs.spec import ActionSpec, ArraySpec, EnvSpec
 from rl_training.errors import UserError
-from rl_training.models.continuous import Actor
+from rl_training.models.control import Actor
 from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, NoisyLinear
 from rl_training.models.torsos import mlp, observation_encoder
 from rl_training.ops import rng
 from rl_training.ops.quantiles import cosine_embedding_features, quantile_midpoints
+from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 
 def discrete_spec(obs_dim: int, num_actions: int) -> EnvSpec:

@@ -20,7 +20,7 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 
 if TYPE_CHECKING:
-    from rl_training.envs.spec import ActionSpec
+    from rl_training.spec import ActionSpec
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

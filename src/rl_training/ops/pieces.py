@@ -71,8 +71,8 @@ def _compile(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def not_traced() -> Iterator[None]:
-    """In a recording (runtime/recorder.py) a piece is one operation. It is not looked into, but dynamo refuses to run
-    anything while its caller is traced, unless the mark of that is taken down."""
+    """Inside a recording (runtime/engine/recorder.py) a piece is one operation. Dynamo refuses to run while its caller
+    is being traced, unless the tracing flag is cleared first."""
     tracer: Any = torch.fx._symbolic_trace
     before, tracer._is_fx_tracing_flag = tracer._is_fx_tracing_flag, False
     try:

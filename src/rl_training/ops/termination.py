@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rl_training.envs.spec import EnvSpec
 from rl_training.errors import UserError, did_you_mean
+from rl_training.spec import EnvSpec
 
 Terminates = Callable[[Tensor], Tensor]  # next observations [..., D] -> bool [...]
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rl_training.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -54,3 +56,19 @@ def copy_into(target: Any, source: Any) -> None:
             raise ValueError(f"the trees differ: {path} against {other}")
         if old is not new:
             old.copy_(new)
+
+
+def fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = None) -> Any:
+    """Copy the tensors saved under `prefix` into a tree, and return it. With `envs`, a saved tensor may hold only the
+    first rows of each environment, [S, N, rows, ...] (`Storage.written`)."""
+    for name, leaf in tree_items(tree, prefix):
+        saved = tensors.get(name)
+        if envs and saved is not None and saved.ndim == leaf.ndim + 1 and leaf.shape[1] % envs == 0:
+            leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
+        if saved is None or saved.shape != leaf.shape:
+            found = tuple(saved.shape) if saved is not None else "nothing"
+            raise UserError(
+                f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}"
+            )
+        leaf.copy_(saved)
+    return tree

@@ -11,8 +11,8 @@ import numpy as np
 import yaml
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.experiment import stats
-from rl_training.experiment.stats import Array
+from rl_training.experiment.run import stats
+from rl_training.experiment.run.stats import Array
 from rl_training.reports.runs import METRIC, Group, Series, group_runs, load_runs
 
 _POINTS = 100  # of a curve whose seeds were not measured at the same places

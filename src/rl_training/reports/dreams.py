@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.experiment.atomic import atomic_write_bytes, atomic_write_text
-from rl_training.experiment.dream import Course, OpenLoop
+from rl_training.experiment.run.atomic import atomic_write_bytes, atomic_write_text
+from rl_training.experiment.tools.dream import Course, OpenLoop
 from rl_training.reports import svg
 from rl_training.reports.png import png
 

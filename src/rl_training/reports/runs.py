@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.experiment.config import read_config
-from rl_training.experiment.metrics import FILE, read_metrics
-from rl_training.experiment.run_dir import read_status
-from rl_training.experiment.stats import Array
+from rl_training.experiment.run.config import read_config
+from rl_training.experiment.run.metrics import FILE, read_metrics
+from rl_training.experiment.run.run_dir import read_status
+from rl_training.experiment.run.stats import Array
 
 METRIC = "eval/mean_reward"
 TRAINING = "rollout/ep_rew_mean"  # the curve of a run that was evaluated only at its end

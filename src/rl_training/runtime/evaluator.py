@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_training.algorithms.base import Algorithm, TrainState
-from rl_training.envs.vector import VectorEnv, make_vector_env
+from rl_training.envs.vector import VectorEnv
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_leaves, tree_map
-from rl_training.runtime.learner import over_seeds
+from rl_training.runtime.learners.base import over_seeds
 
 EVALUATION_STREAM = 1
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.envs.vector import EnvState, Episode, Restored, Step, VectorEnv
-from rl_training.errors import UserError
-from rl_training.ops.tree import tree_items
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import FIXED, Learner
+from rl_training.ops.tree import fill, tree_items
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.base import FIXED, Learner
 
 WINDOW = 100  # finished episodes that rollout/ep_rew_mean is taken over, as in Stable-Baselines3
 
@@ -150,13 +149,13 @@ class Loop(ABC):
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
         tree = self.learner.tree
         columns = self.learner.store.columns
-        _fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
-        _fill(self.learner.inputs, tensors["state"], "inputs")
+        fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
+        fill(self.learner.inputs, tensors["state"], "inputs")
         self.learner.uneventful = False
         rows = {k: v for k, v in tree["data"].items() if k in columns}
-        _fill(rows, tensors["replay"], "rows", envs=self.num_envs)
+        fill(rows, tensors["replay"], "rows", envs=self.num_envs)
         rest = {k: v for k, v in tree["data"].items() if k not in columns}
-        _fill(rest, tensors["replay"], "index", envs=self.num_envs)
+        fill(rest, tensors["replay"], "index", envs=self.num_envs)
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         self.started = bool(counters["started"])
         device = self.learner.device
@@ -170,21 +169,6 @@ class Loop(ABC):
             self.learner.store.cut(tree["data"])
             self.learner.load_reset(self.envs.current_obs(), lost=True)
         return restored
-
-
-def _fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = None) -> None:
-    """Copy the tensors saved under `prefix` into a tree. With `envs`, one may hold only the first rows of each
-    environment, [S, N, rows, ...] (`Storage.written`)."""
-    for name, leaf in tree_items(tree, prefix):
-        saved = tensors.get(name)
-        if envs and saved is not None and saved.ndim == leaf.ndim + 1 and leaf.shape[1] % envs == 0:
-            leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
-        if saved is None or saved.shape != leaf.shape:
-            found = tuple(saved.shape) if saved is not None else "nothing"
-            raise UserError(
-                f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}"
-            )
-        leaf.copy_(saved)
 
 
 LoopFactory = Callable[[Algorithm[Any], VectorEnv, Sequence[int], int, Executor], Loop]

@@ -13,8 +13,8 @@ from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OffPolicyHyper
 from rl_training.envs.vector import VectorEnv
 from rl_training.errors import UserError
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.runtime.loops.phases import PhasedLoop
 
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
 from rl_training.envs.vector import Restored, VectorEnv
-from rl_training.ops.tree import tree_items
-from rl_training.runtime.executor import Executor
-from rl_training.runtime.loops.base import _fill
+from rl_training.ops.tree import fill, tree_items
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.offline import OfflineLearner
 from rl_training.runtime.loops.phases import PhasedLoop
-from rl_training.runtime.offline_learner import OfflineLearner
 
 
 class OfflineLoop(PhasedLoop):
@@ -56,7 +55,7 @@ class OfflineLoop(PhasedLoop):
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
         tree = {k: v for k, v in self.learner.tree.items() if k not in ("data", "horizon")}
-        _fill(tree, tensors["state"], "")
+        fill(tree, tensors["state"], "")
         self.load_phase_counters(counters)
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         device = self.learner.device

@@ -8,9 +8,9 @@ from typing import Any
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import RolloutHyper
 from rl_training.envs.vector import VectorEnv
-from rl_training.runtime.executor import Executor
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.rollout import RolloutLearner
 from rl_training.runtime.loops.base import Loop
-from rl_training.runtime.rollout_learner import RolloutLearner
 
 
 class OnPolicyLoop(Loop):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_training.algorithms.base import Phase
-from rl_training.runtime.learner import ReplayLearner
+from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.runtime.loops.base import Loop
 
 

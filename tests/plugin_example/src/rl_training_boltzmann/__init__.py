@@ -1,6 +1,6 @@
 """The registry line. It is read by every command, so it imports nothing heavy: `target` is imported when needed."""
 
-from rl_training.experiment.registry import DISCRETE, Entry
+from rl_training.registry import DISCRETE, Entry
 
 ENTRY = Entry(
     name="boltzmann_dqn",

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Obs, TrainState, Tree
-from rl_training.algorithms.dqn import DQN, DQNHyper
+from rl_training.algorithms.value.dqn import DQN, DQNHyper
 from rl_training.ops import rng
 
 

@@ -1,0 +1,24 @@
+"""RLPD (Ball et al. 2023): online SAC whose batches are half prior data, with LayerNorm critics, an ensemble of ten of
+which two make the target, and twenty updates for each environment step.
+
+Deviations: the policy learns at the first update of a block and climbs the mean of all critics, as in our REDQ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl_training.algorithms.continuous.redq import REDQ, REDQHyper
+from rl_training.algorithms.prior_data import PriorData, PriorFields
+
+
+class RLPDHyper(REDQHyper, PriorFields):
+    layer_norm: bool = True
+    """LayerNorm in the critics."""
+
+
+class RLPD(PriorData, REDQ):
+    Hyper = RLPDHyper
+    name = "rlpd"
+    if TYPE_CHECKING:
+        hp: RLPDHyper

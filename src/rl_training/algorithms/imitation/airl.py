@@ -1,0 +1,62 @@
+"""Adversarial inverse reinforcement learning, AIRL (Fu et al. 2018): GAIL whose discriminator is built from a reward.
+
+D = exp f / (exp f + pi), so its logit is f(s, a, s') - log pi(a|s) with f = g(s, a) + gamma h(s') - h(s): when the
+policy is as good as the expert, g is a reward that explains the expert. The policy is paid log D - log(1 - D), which is
+that logit (section 4); it can be negative.
+Deviations: those of `gail`. In the absorbing state there is nothing to choose (log pi = 0), and the potential of a
+terminal state is that of the absorbing one; without absorbing states it is 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import TrainState
+from rl_training.algorithms.imitation.gail import GAIL, GAILHyper
+from rl_training.data.storage import Batch
+from rl_training.models.imitation import MLPAIRLReward, action_code_size
+from rl_training.spec import EnvSpec
+
+
+class AIRLHyper(GAILHyper):
+    state_only: bool = False
+    """The learned reward g reads the state alone, which lets it transfer to other dynamics."""
+    reward_clip: float = Field(10.0, gt=0.0)
+    """Bound of the learned reward on both sides."""
+
+
+class AIRL(GAIL):
+    Hyper = AIRLHyper
+    name = "airl"
+    if TYPE_CHECKING:
+        hp: AIRLHyper
+
+    def discriminator(self, spec: EnvSpec) -> nn.Module:
+        hp = self.hp
+        return MLPAIRLReward(
+            spec.obs_dim, action_code_size(spec.action), hp.discriminator_hidden_sizes, hp.activation, gamma=hp.gamma,
+            state_only=hp.state_only,
+        )  # fmt: skip
+
+    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
+        """f(s, a, s') - log pi(a|s) of each row [B], and of the absorbing state []."""
+        obs, actions, flag = self.with_absorbing(self.seen(state, rows["states"]), self.code(rows["actions"]))
+        ended = F.pad(rows["terminated"].to(obs.dtype), (0, 1), value=1.0)  # the absorbing state follows itself
+        next_obs = F.pad(self.seen(state, rows["next_states"]), (0, 0, 0, 1)) * (1.0 - ended).unsqueeze(-1)
+        continues = obs.new_ones(()) if self.hp.absorbing_states else 1.0 - ended
+        f = self.nets["discriminator"](params, obs, actions, next_obs, flag, ended, continues)
+        log_probs = self.log_probs(state, rows)
+        return f[:-1] - log_probs, f[-1]
+
+    def log_probs(self, state: TrainState, rows: Batch) -> Tensor:
+        """Of the current policy, a constant for the discriminator."""
+        obs, mask = self.ppo.observed(state, rows["states"])
+        out = self.ppo.policy_out({"policy": state.params["policy"]}, obs)
+        return self.ppo.dist.log_prob(out, rows["actions"], mask).detach()
+
+    def reward(self, logits: Tensor) -> Tensor:
+        return logits.clamp(-self.hp.reward_clip, self.hp.reward_clip)  # log D - log(1 - D)

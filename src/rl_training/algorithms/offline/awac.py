@@ -1,0 +1,136 @@
+"""Advantage-weighted regression on a dataset with learned critics: AWAC (Nair et al. 2020) and CRR (Wang et al. 2020).
+
+The policy is a regression on the data's actions with weights from A = Q(s, a) - V(s), where V is the mean (CRR also:
+the maximum) of Q over actions of the policy. AWAC: exp(A / lambda) with one action; CRR: exp or A > 0, four actions.
+Deviations: weights are clipped (20 in CRR's paper, 100 here for AWAC as in CORL) and not normalised over the batch; CRR
+has scalar critics, not distributional ones. `awac_online` goes on in the environment, as the paper's AWAC does, with a
+fixed share of each batch from the dataset.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Aux, Obs, TrainState
+from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.hyper import Hyper, OfflineHyper
+from rl_training.algorithms.offline.iql import advantage_weights
+from rl_training.algorithms.prior_data import FineTuneFields, PriorData
+from rl_training.data.storage import Batch
+from rl_training.models.offline import AWACModel
+from rl_training.ops import rng
+from rl_training.ops.distributions import DiagGaussian
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean, weighted_means
+from rl_training.ops.optim import polyak
+from rl_training.spec import EnvSpec
+
+
+class AWACFields(ContinuousFields):
+    weighting: Literal["exp", "binary"] = "exp"
+    """exp: exp(A / temperature); binary: 1 where A > 0, else 0."""
+    baseline: Literal["mean", "max"] = "mean"
+    """V(s): mean or maximum of Q over the sampled actions."""
+    num_actions: int = Field(1, ge=1)
+    """Actions of the policy that V(s) is taken over."""
+    temperature: float = Field(1.0, gt=0.0)
+    """lambda: smaller trusts the advantages more."""
+    max_weight: float = Field(100.0, gt=0.0)
+    """Largest weight."""
+    num_critics: int = Field(2, ge=1)
+    """Critics, whose smallest value counts."""
+
+
+class AWACHyper(AWACFields, OfflineHyper):
+    """On a dataset alone."""
+
+
+class AWACOnlineHyper(AWACFields, FineTuneFields):
+    """On a dataset and in the environment."""
+
+
+class AWAC(ContinuousControl[AWACFields]):
+    Hyper: ClassVar[type[Hyper]] = AWACHyper
+    name = "awac"
+    targets = ("critic",)
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        return self.named_networks(
+            AWACModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
+        )
+
+    def setup(self) -> None:
+        super().setup()
+        self.dist = DiagGaussian(self.spec.action.dim)
+
+    def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        """Smallest critic's value: [B]."""
+        q: Tensor = self.nets["critic"](params, obs, actions)
+        return q.amin(0)
+
+    def sample(self, actor: Tensor, obs: Obs, key: Tensor) -> Tensor:
+        return self.dist.sample(self.nets["actor"](actor, obs), key).clamp(-1.0, 1.0)
+
+    def baseline(self, actor: Tensor, critic: Tensor, obs: Obs, key: Tensor) -> Tensor:
+        """V(s) by sampled actions: [B]."""
+        draws = [
+            self.q(critic, obs, self.sample(actor, obs, rng.fold(key, number))) for number in range(self.hp.num_actions)
+        ]
+        values = torch.stack(draws)
+        return values.mean(0) if self.hp.baseline == "mean" else values.amax(0)
+
+    def policy_weights(self, advantage: Tensor) -> Tensor:
+        if self.hp.weighting == "binary":
+            return (advantage > 0).to(advantage.dtype)
+        return advantage_weights(advantage, 1.0 / self.hp.temperature, self.hp.max_weight)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, obs, actions, weights = self.hp, batch["obs"], batch["actions"], batch["weights"]
+        rate = hp.learning_rate(state.progress)
+        next_action = self.sample(state.params["actor"], batch["next_obs"], rng.fold(key, 0))
+        next_q = self.q(state.target["critic"], batch["next_obs"], next_action)
+        target = batch["rewards"] + batch["discounts"] * next_q
+
+        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            q = self.nets["critic"](params, obs, actions)  # [E, B]
+            error = q - target
+            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
+
+        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        value = self.baseline(state.params["actor"], critic, obs, rng.fold(key, 1))
+        advantage = self.q(critic, obs, actions) - value
+        policy_weight = self.policy_weights(advantage)
+
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # AWAC Eq. 13, CRR Eq. 2
+            log_prob = self.dist.log_prob(self.nets["actor"](params, obs), actions)
+            return weighted_mean(-policy_weight * log_prob, weights), ()
+
+        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        state = state._replace(
+            params={"actor": actor, "critic": critic},
+            target={"critic": polyak(state.target["critic"], critic, hp.tau)},
+            opt={"actor": actor_opt, "critic": critic_opt},
+            step=state.step + 1,
+        )
+        means = {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q, "target_mean": target}
+        return state, Aux({"critic_loss": loss_q, "actor_loss": loss_pi, **weighted_means(means, weights)}, error)
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        out, features = self.nets["actor"](state.params["actor"], obs, True)
+        mean, log_std = self.dist.split(out)
+        return Behaviour(mean, log_std.exp(), features)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        return self.q(state.params["critic"], obs, self.greedy(state, obs))
+
+
+class AWACOnline(PriorData, AWAC):
+    Hyper = AWACOnlineHyper
+    name = "awac_online"

@@ -1,0 +1,179 @@
+"""Decision Transformer (Chen et al. 2021): actions as a sequence model's continuation of (return-to-go, observation,
+action) tokens. To act, it is told the return that it should reach; what it receives is taken off that.
+
+The context is the carry of the policy: the last `context_length` steps of the running episode.
+Deviations: a window ends at a uniformly drawn step (the authors' begins at one), so that the beginnings of episodes are
+seen as they are when acting; the time within the episode is embedded by sines and a linear layer instead of a table, so
+it has no largest value; the step size is constant after no warm-up; one place for dropout less (the attention weights).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
+from rl_training.data.source import Source
+from rl_training.data.storage import Batch
+from rl_training.data.windows import WindowSource
+from rl_training.errors import UserError
+from rl_training.models.transformer import DecisionTransformerModel
+from rl_training.ops import rng
+from rl_training.ops.distributions import Categorical
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
+from rl_training.spec import EnvSpec
+
+
+class DecisionTransformerHyper(OfflineHyper):
+    learning_rate: Positive = constant(1e-4)
+    """Step size of the optimiser; a number or a schedule."""
+    batch_size: int = Field(64, ge=1)
+    """Windows in one update."""
+    hidden_sizes: Widths = (128, 128, 128)
+    """Width of each block of the transformer: all the same."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adamw"
+    """Rule that turns gradients into steps."""
+    weight_decay: float = Field(1e-4, ge=0.0)
+    """Decay of the weights (decoupled for adamw)."""
+    max_grad_norm: float = Field(0.25, ge=0.0)
+    """Gradients are scaled down to this norm; 0 switches it off."""
+    context_length: int = Field(20, ge=1)
+    """Steps that the policy looks back on (K)."""
+    num_heads: int = Field(1, ge=1)
+    """Attention heads of each block."""
+    dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the units that are dropped in training."""
+    target_return: float | None = None
+    """The return asked for when acting; empty: the best one in the dataset."""
+    return_scale: float = Field(1000.0, gt=0.0)
+    """Returns are divided by this before the network sees them."""
+
+
+class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
+    Hyper = DecisionTransformerHyper
+    name = "decision_transformer"
+    actions = ("box", "discrete")
+    bounded_actions = vector_observations = True
+    network_argument = "actor"
+    recurrent = True
+    takes = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
+    sees_rewards = True
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        outputs = spec.action.dim if spec.action.kind == "box" else spec.action.n
+        width = hp.hidden_sizes[0]
+        model = DecisionTransformerModel(
+            spec, outputs, width=width, num_layers=len(hp.hidden_sizes), num_heads=hp.num_heads, dropout=hp.dropout
+        )
+        return {"actor": model}
+
+    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
+        return {"actor": network}
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        hp = self.hp
+        if not hp.hidden_sizes or len(set(hp.hidden_sizes)) > 1 or hp.hidden_sizes[0] % hp.num_heads:
+            raise UserError(
+                f"{self.name}: hidden_sizes are its blocks, all of one width that num_heads = {hp.num_heads} divides;"
+                f" not {list(hp.hidden_sizes)}"
+            )
+        if hp.dataset.changes_rewards or any(part.changes_rewards for part in hp.dataset.mix):
+            raise UserError(
+                f"{self.name} is asked for returns in the environment's own rewards: leave reward_scale, reward_shift"
+                " and reward_clip of the dataset, and set return_scale"
+            )
+
+    def setup(self) -> None:
+        self.adam = self.optimizer()
+        self.box = self.spec.action.kind == "box"
+        self.dist = None if self.box else Categorical(self.spec.action.n)
+
+    def init_extra(self) -> dict[str, Any]:
+        target = self.hp.target_return
+        if target is None:  # without data: a policy that is about to be loaded
+            target = float(self.dataset.episode_returns().max()) if self.dataset is not None else 0.0
+        return {"target_return": torch.tensor(target)}
+
+    def offline_source(self) -> Source:
+        assert self.dataset is not None
+        return WindowSource(self.dataset, self.hp.context_length)
+
+    def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
+        """What the network says about the action of every step: [B, K, A]."""
+        actions = batch["actions"]
+        if not self.box:
+            actions = (actions.unsqueeze(-1) == torch.arange(self.spec.action.n, device=actions.device)).float()
+        returns = batch["returns"] / self.hp.return_scale
+        out: Tensor = self.nets["actor"](params, returns, batch["obs"], actions, batch["times"], batch["mask"], key)
+        return torch.tanh(out) if self.box else out
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        mask = batch["mask"].to(torch.float32)
+
+        def loss(params: Tensor) -> tuple[Tensor, Tensor]:
+            out = self.outputs(params, batch, key)
+            if self.dist is None:
+                error = (out - batch["actions"]).square().mean(-1)  # [B, K]
+            else:
+                error = -self.dist.log_prob(out, batch["actions"])
+            per_row = (mask * error).sum(-1) / mask.sum(-1).clamp(min=1.0)
+            return weighted_mean(per_row, batch["weights"]), per_row
+
+        value, per_row, grads = value_and_grad(loss, state.params["actor"])
+        rate = self.hp.learning_rate(state.progress)
+        params, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
+        state = state._replace(params={"actor": params}, opt={"actor": opt}, step=state.step + 1)
+        return state, Aux({"loss": value}, per_row)
+
+    # --- acting ----------------------------------------------------------------------------------------------------
+
+    def init_carry(self, batch: int) -> Tree:
+        steps, action = self.hp.context_length, self.spec.action
+        shape = (action.dim,) if action.kind == "box" else ()
+        kind = torch.float32 if action.kind == "box" else torch.int64
+        return {
+            "obs": torch.zeros(batch, steps, self.spec.obs_dim),
+            "actions": torch.zeros((batch, steps, *shape), dtype=kind),
+            "returns": torch.zeros(batch, steps),
+            "count": torch.zeros(batch, dtype=torch.int64),  # steps of the episode so far
+            "reward": torch.zeros(batch),  # of the last step
+        }
+
+    def observe(self, carry: Tree, rewards: Tensor) -> Tree:
+        return {**carry, "reward": rewards.to(torch.float32)}
+
+    def select_action(
+        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
+    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+        count, steps = carry["count"], self.hp.context_length
+        left = torch.where(count == 0, state.extra["target_return"], carry["returns"][:, -1] - carry["reward"])
+
+        def pushed(column: Tensor, new: Tensor) -> Tensor:
+            return torch.cat([column[:, 1:], new.unsqueeze(1)], 1)
+
+        actions = pushed(carry["actions"], torch.zeros_like(carry["actions"][:, 0]))  # this step's is not known yet
+        times = count.unsqueeze(-1) + torch.arange(1 - steps, 1, device=count.device)
+        seen = {
+            "obs": pushed(carry["obs"], obs), "actions": actions, "returns": pushed(carry["returns"], left),
+            "times": times.clamp(min=0), "mask": times >= 0,
+        }  # fmt: skip
+        out = self.outputs(state.params["actor"], seen, None)[:, -1]
+        if self.dist is None:
+            action = out
+        else:
+            action = self.dist.sample(out, rng.fold(key, 0)) if explore else self.dist.mode(out)
+        after = {
+            "obs": seen["obs"], "actions": torch.cat([actions[:, :-1], action.unsqueeze(1)], 1),
+            "returns": seen["returns"], "count": count + 1, "reward": torch.zeros_like(carry["reward"]),
+        }  # fmt: skip
+        return after, action, {}
+
+    def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
+        raise UserError(f"{self.name} learns a policy only: it has no critic whose value could be asked for")

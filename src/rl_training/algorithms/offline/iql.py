@@ -1,0 +1,187 @@
+"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions stands in for the maximum, so
+no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
+
+The three losses are those of the networks before the update, as in CORL, whose scores are the reference: the advantage
+of V's loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q see the new V.)
+The value network of XQL is learned by another loss: it replaces `value_loss`. `ImplicitQ` is the update for actions of
+any kind; discrete_iql.py is the other one that uses it. `iql_online` goes on in the environment (paper, section 5.3).
+Deviations: online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState
+from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.prior_data import FineTuneFields, PriorData
+from rl_training.data.storage import Batch
+from rl_training.models.offline import IQLModel
+from rl_training.ops.distributions import DiagGaussian
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import expectile_loss, weighted_mean, weighted_means
+from rl_training.ops.optim import polyak
+from rl_training.ops.schedules import Schedule
+from rl_training.spec import EnvSpec
+
+
+class ImplicitFields(Hyper):
+    """What the update needs, for actions of any kind."""
+
+    hidden_sizes: Widths = (256, 256)
+    """Widths of the hidden layers of policy, critics and value."""
+    actor_learning_rate: Positive = Field(default_factory=lambda: Schedule(kind="cosine", start=3e-4, end=0.0))
+    """Step size of the policy; a number or a schedule (paper: cosine to 0)."""
+    expectile: float = Field(0.7, gt=0.0, lt=1.0)
+    """Which expectile of Q over the data's actions V is; towards 1 it nears the maximum."""
+    beta: float = Field(3.0, gt=0.0)
+    """Inverse temperature of the policy's weights exp(beta x advantage)."""
+    max_weight: float = Field(100.0, gt=0.0)
+    """Largest of these weights."""
+    num_critics: int = Field(2, ge=1)
+    """Critics, whose smallest value counts."""
+    tau: float = Field(0.005, gt=0.0, le=1.0)
+    """Share of the critics that each target update takes over."""
+
+
+class IQLFields(ImplicitFields, ContinuousFields):
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
+
+
+class IQLHyper(IQLFields, OfflineHyper):
+    """On a dataset alone."""
+
+
+class IQLOnlineHyper(IQLFields, FineTuneFields):
+    actor_learning_rate: Positive = constant(3e-4)
+    """Step size of the policy; a number or a schedule."""
+
+
+def advantage_weights(advantage: Tensor, beta: float, max_weight: float) -> Tensor:
+    """min(exp(beta A), max_weight), without an overflow on the way."""
+    return (beta * advantage).clamp(max=20.0).exp().clamp(max=max_weight)
+
+
+def iql_loss(
+    q: Tensor, target_q: Tensor, value: Tensor, next_value: Tensor, log_prob: Tensor, batch: Batch, *,
+    expectile: float = 0.7, beta: float = 3.0, max_weight: float = 100.0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The three losses and their means, from q [E, B] of the critics at (s, a), the target critics' minimum [B], V(s),
+    V(s') and log pi(a|s) [B]. Each loss is meant for its own network: the other inputs are constants to it."""
+    weights = batch["weights"]
+    advantage = (target_q - value).detach()
+    target = (batch["rewards"] + batch["discounts"] * next_value).detach()
+    policy_weight = advantage_weights(advantage, beta, max_weight)
+    return {
+        "value_loss": weighted_mean(expectile_loss(target_q.detach() - value, expectile), weights),  # Eq. 5
+        "critic_loss": weighted_mean((q - target).square().sum(0), weights),  # Eq. 6
+        "actor_loss": weighted_mean(-policy_weight * log_prob, weights),  # Eq. 7
+        **weighted_means(
+            {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q.detach().mean(0),
+             "value_mean": value.detach(), "target_mean": target}, weights,
+        ),
+    }  # fmt: skip
+
+
+class ImplicitQ(Algorithm[Any]):
+    """The three updates. Subclasses give the networks `actor`, `critic` and `value`, and how they are read."""
+
+    targets = ("critic",)
+
+    def setup(self) -> None:
+        super().setup()
+        self.adam = self.optimizer()
+
+    def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        """Values of the actions by every critic: [E, B]."""
+        raise NotImplementedError
+
+    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        """log pi(a|s): [B]."""
+        raise NotImplementedError
+
+    def value_loss(self, difference: Tensor) -> Tensor:
+        """Loss of V for Q - V, per sample (Eq. 5)."""
+        return expectile_loss(difference, self.hp.expectile)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, nets, weights = self.hp, self.nets, batch["weights"]
+        obs, actions = batch["obs"], batch["actions"]
+        rate = hp.learning_rate(state.progress)
+        target_q = self.q(state.target["critic"], obs, actions).amin(0)  # [B]
+
+        def value_loss(params: Tensor) -> tuple[Tensor, Tensor]:
+            advantage = target_q - nets["value"](params, obs)
+            return weighted_mean(self.value_loss(advantage), weights), advantage
+
+        loss_v, advantage, grads = value_and_grad(value_loss, state.params["value"])
+        value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
+        policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
+
+        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
+            return weighted_mean(-policy_weight * self.log_prob(params, obs, actions), weights), ()
+
+        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        actor_rate = hp.actor_learning_rate(state.progress)
+        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
+        target = batch["rewards"] + batch["discounts"] * nets["value"](state.params["value"], batch["next_obs"])
+
+        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
+            q = self.q(params, obs, actions)  # [E, B]
+            error = q - target
+            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
+
+        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        state = state._replace(
+            params={"actor": actor, "critic": critic, "value": value},
+            target={"critic": polyak(state.target["critic"], critic, hp.tau)},
+            opt={"actor": actor_opt, "critic": critic_opt, "value": value_opt},
+            step=state.step + 1,
+        )
+        means = {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q, "target_mean": target}
+        metrics = {"critic_loss": loss_q, "value_loss": loss_v, "actor_loss": loss_pi, **weighted_means(means, weights)}
+        return state, Aux(metrics, error)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        value: Tensor = self.nets["value"](state.params["value"], obs)
+        return value
+
+
+class IQL(ImplicitQ, ContinuousControl[IQLFields]):
+    Hyper: ClassVar[type[Hyper]] = IQLHyper
+    name = "iql"
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        hp = self.hp
+        return self.named_networks(
+            IQLModel(
+                spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation, layer_norm=hp.layer_norm
+            )
+        )
+
+    def setup(self) -> None:
+        super().setup()
+        self.dist = DiagGaussian(self.spec.action.dim)
+
+    def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        q: Tensor = self.nets["critic"](params, obs, actions)
+        return q
+
+    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
+        return self.dist.log_prob(self.nets["actor"](params, obs), actions)
+
+    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
+        out, features = self.nets["actor"](state.params["actor"], obs, True)
+        mean, log_std = self.dist.split(out)
+        return Behaviour(mean, log_std.exp(), features)
+
+
+class IQLOnline(PriorData, IQL):
+    Hyper = IQLOnlineHyper
+    name = "iql_online"

@@ -1,0 +1,68 @@
+"""Model-based offline policy optimisation, MOPO (Yu et al. 2020, Algorithm 2): MBPO on a dataset, where the reward of a
+model-made step is lowered by the model's own estimate of its error.
+
+The ensemble is fitted to the dataset first; then rollouts branch off its states every `rollout_freq` updates, and SAC
+learns from batches of which `real_ratio` are real. The penalty is `penalty_coef` x the largest norm of a member's
+standard deviation (section 4.3); with 0 it is MBPO without new data.
+Deviations: those of `Dynamics`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from rl_training.algorithms.base import Phase, UpdateResult
+from rl_training.algorithms.hyper import OfflineHyper
+from rl_training.algorithms.model_based.mbpo import MBPO, RolloutFields
+from rl_training.algorithms.model_based.model_fit import with_model
+from rl_training.data.storage import Batch
+from rl_training.models.dynamics import Imagined
+
+ONCE = 1 << 62  # updates between two fits of the model: the data does not change
+
+
+class MOPOHyper(RolloutFields, OfflineHyper):
+    penalty_coef: float = Field(1.0, ge=0.0)
+    """Weight of the model's uncertainty in the reward (lambda; paper: 0.5 to 5)."""
+    rollout_freq: int = Field(1_000, ge=1)
+    """Updates between two sets of rollouts."""
+    rollout_length: int = Field(5, ge=1)
+    """Steps of each rollout, at first."""
+
+    @model_validator(mode="after")
+    def _blocks(self) -> MOPOHyper:
+        if self.rollout_freq % self.updates_per_call:
+            raise ValueError(
+                f"rollout_freq = {self.rollout_freq} must be a multiple of updates_per_call = {self.updates_per_call}"
+            )
+        return self
+
+
+class MOPO(MBPO):
+    Hyper = MOPOHyper
+    name = "mopo"
+    if TYPE_CHECKING:
+        hp: MOPOHyper
+
+    def reward(self, imagined: Imagined) -> Tensor:
+        return imagined.rewards - self.hp.penalty_coef * imagined.uncertainty  # Eq. 8
+
+    def phases(self) -> tuple[Phase, ...]:
+        rows = len(self.dataset) if self.dataset is not None else 0
+        return (
+            *self.dynamics.phases(lambda _: rows, ONCE),
+            *self.rollout_phases(self.hp.rollout_freq),
+            self.policy_phase(),
+        )
+
+    @torch.no_grad()
+    def update_model(self, batch: Batch) -> UpdateResult:
+        """One gradient step of the model alone, on a batch of arrays or tensors."""
+        params, opt, metrics = self.dynamics.gradient_step(self.state, self.standard_batch(batch))
+        self.state = with_model(self.state, params, opt)
+        self.nets["model"].write_to(self.modules["model"], params)
+        return UpdateResult({k: float(v) for k, v in metrics.items()}, 1)

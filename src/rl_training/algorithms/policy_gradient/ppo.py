@@ -1,0 +1,71 @@
+"""Proximal policy optimisation (Schulman et al. 2017), clipped objective, for discrete, multi-discrete, multi-binary
+and continuous actions.
+
+Details that its published scores depend on (Engstrom et al. 2020; Huang et al. 2022): orthogonal initialisation,
+advantages normalised per minibatch, separate actor and critic, Adam eps 1e-5, gradient clipping, a state-independent
+log-std. Deviations: behaviour log-probabilities and values are recomputed in one batch when the rollout is complete
+(the parameters have not changed, so they are the same numbers) instead of being stored step by step; observation
+statistics are updated once a rollout, after it was used.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Aux, TrainState
+from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
+from rl_training.algorithms.policy_gradient.base import PolicyGradient
+from rl_training.data.storage import Batch
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean, weighted_normalise
+
+
+class PPOHyper(OnPolicyHyper):
+    clip_range: Positive = constant(0.2)
+    """How far the probability ratio may move before its gradient stops; a number or a schedule."""
+    ent_coef: Positive = constant(0.0)
+    """Weight of the entropy bonus; a number or a schedule."""
+    vf_coef: float = Field(0.5, ge=0.0)
+    """Weight of the value loss."""
+    normalize_advantage: bool = True
+    """Standardise the advantages of each minibatch."""
+
+
+class PPO(PolicyGradient[PPOHyper]):
+    Hyper = PPOHyper
+    name = "ppo"
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        hp, weights, mask = self.hp, batch["weights"], batch.get("mask")
+        advantages = batch["advantages"]
+        if hp.normalize_advantage:
+            advantages = weighted_normalise(advantages, weights)
+        clip = hp.clip_range(state.progress)
+        ent_coef = hp.ent_coef(state.progress)
+
+        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            out, values = self.evaluate({"policy": params}, batch)
+            log_ratio = self.dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
+            ratio = torch.exp(log_ratio)
+            clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors
+            policy = weighted_mean(-torch.minimum(advantages * ratio, advantages * clipped), weights)  # Eq. 7
+            value = weighted_mean((values - batch["returns"]) ** 2, weights)
+            entropy = weighted_mean(self.dist.entropy(out, mask), weights)
+            metrics = {
+                "policy_loss": policy,
+                "value_loss": value,
+                "entropy": entropy,
+                "approx_kl": weighted_mean(ratio - 1.0 - log_ratio, weights),
+                "clip_fraction": weighted_mean(((ratio - 1.0).abs() > clip).to(torch.float32), weights),
+                "value_mean": weighted_mean(values, weights),
+            }
+            return policy + hp.vf_coef * value - ent_coef * entropy, metrics  # Eq. 9
+
+        total, metrics, grads = value_and_grad(loss, state.params["policy"])
+        params, opt = self.optim.update(
+            grads, state.opt["policy"], state.params["policy"], hp.learning_rate(state.progress)
+        )
+        state = state._replace(params={"policy": params}, opt={"policy": opt}, step=state.step + 1)
+        return state, Aux({"loss": total, **metrics})

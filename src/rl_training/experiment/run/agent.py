@@ -1,0 +1,266 @@
+"""A trained policy, loaded once: predict, evaluate, value. Also how an algorithm is built from a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training import registry
+from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
+from rl_training.envs.masks import components, without_choice
+from rl_training.envs.spaces import ObservationShapeError
+from rl_training.errors import UserError
+from rl_training.experiment.run.checkpoint import Checkpoint, load_checkpoint, readable, resolve
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.stats import eval_summary
+from rl_training.ops import rng
+from rl_training.ops.tree import fill, tree_map, tree_stack
+from rl_training.runtime.engine.executor import choose_device
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.spec import MASK, EnvSource, EnvSpec
+
+
+def build_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) -> Algorithm[Any]:
+    cls: type[Algorithm[Any]] = registry.entry(config.algo).load()
+    fields = config.algo_kwargs
+    num_envs = config.num_envs or cls.Hyper.num_envs
+    return cls(spec, seed=config.all_seeds[0], device=device, num_envs=num_envs, **fields)
+
+
+def safe_env_id(env_id: str) -> str:
+    """The id of an environment named by a file. A module part is never imported: that would run the file's code."""
+    _, colon, name = env_id.rpartition(":")
+    if not colon:
+        return env_id
+    import gymnasium
+
+    if name not in gymnasium.registry:
+        raise UserError(
+            f"the checkpoint names the environment '{env_id}', and code named by a file is not imported;"
+            f" register {name} first, or pass the environment explicitly (--env or env_id=)"
+        )
+    return name
+
+
+class Agent:
+    """The policies of a checkpoint: one, or one for each seed of a study."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], train: TrainState, config: TrainConfig, *, seed: int | None = None,
+        env: EnvSource | None = None, path: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.algorithm, self.train, self.config, self.path = algorithm, train, config, path
+        self.seeds = config.all_seeds
+        if seed is not None and seed not in self.seeds:
+            raise UserError(f"seed {seed} is not in this checkpoint; it has {', '.join(map(str, self.seeds))}")
+        self.index = self.seeds.index(seed) if seed is not None else 0
+        self.state: TrainState = tree_map(lambda x: x[self.index], train)
+        self._env = env
+        self._encoder: Any = None
+        self._decoder: Any = None
+        self._calls = 0
+        self.memory = Memory(algorithm)
+        self._key = rng.key_from_seed(self.seeds[self.index], 7).to(algorithm.device)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+    ) -> Agent:
+        checkpoint = load_checkpoint(resolve(path), stems=("state",))
+        return cls.from_checkpoint(checkpoint, seed=seed, device=device, env=env)
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+    ) -> Agent:
+        with readable(checkpoint.path):
+            config = TrainConfig(**checkpoint.meta["config"])
+            spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
+        algorithm = build_algorithm(config, spec, choose_device(device))
+        blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
+        tensors = checkpoint.tensors["state"]
+        return cls(algorithm, fill(blank, tensors, "train"), config, seed=seed, env=env, path=checkpoint.path)
+
+    # --- environment ---------------------------------------------------------------------------------------------
+
+    @property
+    def env(self) -> EnvSource:
+        return self._env if self._env is not None else safe_env_id(self.config.env_id)
+
+    def _spaces(self) -> tuple[Any, Any]:
+        """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
+        if self._encoder is None:
+            from rl_training.envs.factory import make_env
+            from rl_training.envs.masks import InfoMask, info_mask_length
+            from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
+
+            env = make_env(self.env, self.config.env_arguments("evaluation"))
+            masks = self.algorithm.masks
+            if masks and (length := info_mask_length(env)):
+                env = InfoMask(env, length)
+            self._encoder = ObsEncoder(env.observation_space, masks)
+            self._check_spec(self._encoder.spec, make_action_spec(env.action_space))
+            self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
+            self._space = env.observation_space
+            env.close()
+        return self._encoder, self._decoder
+
+    def _check_spec(self, observation: Any, action: Any) -> None:
+        """The environment must be the kind the policy was trained on."""
+        spec = self.algorithm.spec
+        if observation != spec.observation or (action.kind, action.dim, action.nvec) != (
+            spec.action.kind, spec.action.dim, spec.action.nvec,
+        ):  # fmt: skip
+            raise UserError(
+                f"this policy was trained on {spec.env_id} ({spec.observation}, {spec.action});"
+                f" the environment given has {observation} and {action}"
+            )
+
+    def _encode(self, obs: Any) -> tuple[Any, bool]:
+        """(encoded batch on the device, was it a single observation)"""
+        encoder, _ = self._spaces()
+        size, value = classify(self._space, obs)
+        try:
+            encoded = encoder.encode_batch(value)
+        except ObservationShapeError as error:
+            raise UserError(f"the {error}") from None
+        batch = tree_map(lambda x: torch.as_tensor(x, device=self.algorithm.device), encoded)
+        return batch, size is None
+
+    # --- use -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self, obs: Any, *, deterministic: bool = True, episode_start: Any = None, action_mask: Any = None,
+        reward: Any = None,
+    ) -> Any:  # fmt: skip
+        """Action(s) for the environment: for one observation, or a batch of them.
+
+        A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
+        it, or `episode_start` (a flag, or one for each observation). `memory.carry` can be kept and put back.
+        `action_mask` is for environments that give the mask in info; one in the observation is read from there.
+        `reward` is what the last action was paid: decision_transformer takes it off the return that it still owes.
+        """
+        if action_mask is not None:
+            if not self.algorithm.spec.masked:
+                raise UserError(f"this {self.config.algo} policy was trained without action masks")
+            obs = {**obs, MASK: action_mask} if isinstance(obs, dict) else {"observation": obs, MASK: action_mask}
+        batch, single = self._encode(obs)
+        if self.algorithm.spec.masked:
+            masks, parts = batch[MASK].cpu().numpy(), components(self.algorithm.spec.action)
+            if len(without_choice(masks, parts)):
+                raise UserError(f"the {MASK} allows no action of {self.algorithm.spec.env_id}")
+        self._calls += 1
+        key = self._key if deterministic else rng.fold(self._key, self._calls)
+        self._observe(reward, episode_start)
+        carry = self.memory.read(count_rows(batch), episode_start)
+        carry, action, _ = self.algorithm.select_action(self.state, carry, batch, key, explore=not deterministic)
+        self.memory.write(carry)
+        decoded = self._decoder.decode(action.cpu().numpy())
+        return decoded[0] if single else decoded
+
+    def _observe(self, reward: Any, episode_start: Any) -> None:
+        """Tell the policy what its last action was paid, where it wants to know."""
+        if not self.algorithm.sees_rewards or self.memory.carry is None:
+            return
+        if reward is None:
+            if episode_start is not None and bool(np.all(episode_start)):
+                return
+            raise UserError(
+                f"{self.config.algo} must be told the reward of its last action: predict(obs, reward=...), or reset()"
+                " where an episode begins"
+            )
+        held = self.memory.carry["reward"]
+        paid = torch.as_tensor(np.asarray(reward, np.float32), device=held.device).reshape(-1)
+        if paid.shape != held.shape:
+            raise UserError(f"there are {paid.numel()} rewards for {held.numel()} running episodes")
+        self.memory.carry = self.algorithm.observe(self.memory.carry, paid)
+
+    def reset(self) -> None:
+        """Begin new episodes: a recurrent agent forgets what it has seen; others have nothing to forget."""
+        self.memory.reset()
+
+    @torch.no_grad()
+    def value(self, obs: Any) -> Any:
+        """The critic's estimate of the return from obs under the policy: a float, or an array for a batch. A recurrent
+        agent judges by what it remembers, and does not remember being asked."""
+        batch, single = self._encode(obs)
+        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        return self._result(self.algorithm.value(self.state, batch, **seen), single)
+
+    @torch.no_grad()
+    def q_values(self, obs: Any) -> Any:
+        """One value per action (discrete value-based algorithms)."""
+        q_values = getattr(self.algorithm, "q_values", None)
+        if q_values is None or not self.algorithm.spec.action.discrete:
+            raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
+        batch, single = self._encode(obs)
+        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        values = q_values(self.state.params, batch, **seen).cpu().numpy()
+        return values[0] if single else values
+
+    def _result(self, values: Tensor, single: bool) -> Any:
+        array = values.cpu().numpy()
+        return float(array[0]) if single else array
+
+    def evaluate(
+        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
+    ) -> dict[str, Any]:
+        """Mean return and more over fresh episodes, by the best actions or by samples (of every seed when asked)."""
+        if num_episodes < 1:
+            raise UserError(f"num_episodes = {num_episodes}: an evaluation needs at least one")
+        self._spaces()
+        train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
+        seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)
+        evaluator = Evaluator(
+            self.algorithm, self.env, [seed + s for s in seeds], num_episodes, self.config.env_arguments("evaluation"),
+            deterministic=deterministic,
+        )  # fmt: skip
+        try:
+            result = evaluator.run(train)
+        finally:
+            evaluator.close()
+        assert result is not None
+        summary: dict[str, Any] = eval_summary(list(seeds), result.returns, result.lengths, result.successes)
+        return {**summary, "std_return": float(np.std(np.concatenate(result.returns)))}
+
+
+def classify(space: Any, obs: Any) -> tuple[int | None, Any]:
+    """(how many observations, None for a single one; the batch) for a value that should be some of a space."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        names: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        kind = dict if isinstance(space, spaces.Dict) else tuple | list
+        if not isinstance(obs, kind) or (set(obs) != set(names) if isinstance(obs, dict) else len(obs) != len(names)):
+            raise UserError(f"the observation must have the parts {list(names)}, as {space}")
+        parts = {name: classify(space[name], obs[name]) for name in names}
+        sizes = {name: size for name, (size, _) in parts.items()}
+        if len(set(sizes.values())) != 1:
+            said = ", ".join(f"{name} {'is single' if n is None else f'has {n}'}" for name, n in sizes.items())
+            raise UserError(f"the parts of the observation are not equally many: {said}")
+        batch = {name: value for name, (_, value) in parts.items()}
+        return next(iter(sizes.values())), batch if isinstance(space, spaces.Dict) else tuple(batch.values())
+    shape = tuple(space.shape or ())
+    try:
+        array = np.asarray(obs, dtype=space.dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"the observation is not a regular array of numbers; the environment gives {space}") from None
+    if array.dtype == object or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        raise UserError("the observation holds NaN, infinity or something that is no number")
+    if array is not obs and array.dtype.kind in "iu" and not np.array_equal(array, np.asarray(obs)):
+        raise UserError(f"the observation holds numbers that are not whole or too large; the environment gives {space}")
+    if array.shape == shape:
+        return None, array[None]
+    if array.ndim == len(shape) + 1 and array.shape[1:] == shape and len(array):
+        return len(array), array
+    raise UserError(
+        f"the observation has shape {array.shape}; this agent needs {shape}, or a batch {('N', *shape)}".replace(
+            "'", ""
+        )
+    )

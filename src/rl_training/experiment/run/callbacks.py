@@ -1,0 +1,89 @@
+"""Hooks into a run. Every method may be left empty; `trainer.request_stop(reason)` ends the run with a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_training.errors import UserError
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.result import TrainResult
+
+
+class TrainingRun(Protocol):
+    """What a callback may use of the run that calls it."""
+
+    config: TrainConfig
+    run_dir: Path
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps taken so far, of each seed."""
+
+    def request_stop(self, reason: str) -> None:
+        """End the run cleanly, with a checkpoint, at the next safe point."""
+
+    def agent(self, seed: int | None = None) -> Agent:
+        """The policy as it is now."""
+
+
+class Callback:
+    def on_train_start(self, trainer: TrainingRun) -> None: ...
+
+    def on_collect_end(self, trainer: TrainingRun, result: dict[str, Any]) -> None:
+        """After each stretch of training; `result` has env_steps and gradient_steps."""
+
+    def on_update_end(self, trainer: TrainingRun, result: dict[str, float]) -> None:
+        """When metrics of the last update are logged (they are read from the device then, not after each update)."""
+
+    def on_eval_end(self, trainer: TrainingRun, metrics: dict[str, Any]) -> None: ...
+
+    def on_checkpoint(self, trainer: TrainingRun, path: Path) -> None: ...
+
+    def on_train_end(self, trainer: TrainingRun, result: TrainResult) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The callback's state as JSON: saved in every checkpoint and passed to `load_state_dict` on resume."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def checked(callbacks: Any) -> list[Callback]:
+    """A list of callbacks, or a sentence."""
+    given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    if not all(isinstance(callback, Callback) for callback in given):
+        raise UserError(f"callbacks must be a list of Callback objects, not {callbacks!r}")
+    return given
+
+
+def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """By class, and by order among those of one class: a name that is the same when the run resumes."""
+    names = [type(callback).__qualname__ for callback in callbacks]
+    return {f"{name}.{names[:i].count(name)}": callbacks[i] for i, name in enumerate(names)}
+
+
+class EarlyStopping(Callback):
+    """Stop when `patience` evaluations in a row were not better than the best one by `min_delta`."""
+
+    def __init__(self, patience: int = 5, min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise UserError(f"patience = {patience}: early stopping needs at least one evaluation to wait for")
+        self.patience, self.min_delta = patience, min_delta
+        self.best, self.waited = float("-inf"), 0
+
+    def on_eval_end(self, trainer: TrainingRun, metrics: dict[str, Any]) -> None:
+        if metrics["mean_return"] > self.best + self.min_delta:
+            self.best, self.waited = metrics["mean_return"], 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            trainer.request_stop(f"no evaluation better than {self.best:.1f} in {self.patience}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]

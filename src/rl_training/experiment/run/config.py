@@ -1,0 +1,226 @@
+"""TrainConfig: what a run is. A YAML preset is the same fields; unknown keys are errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rl_training import registry
+from rl_training.errors import UserError, did_you_mean, explain
+
+ENV_PARTS = ("training", "evaluation")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e-3 and 1e6 for text; here they are numbers, as everybody means them."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str) -> Any:
+    """What YAML says: plain values only, nothing is ever constructed or run."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class TrainConfig(BaseModel):
+    """Everything that decides a run. `resolved()` fills in what the algorithm decides."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    algo: str
+    """Algorithm, as in `rl-training list`."""
+    env_id: str
+    """Environment registered with Gymnasium."""
+    total_timesteps: int = Field(ge=1, le=2**53)
+    """Environment steps of each seed (offline algorithms: gradient steps)."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of a single agent."""
+    seeds: tuple[int, ...] | None = None
+    """Several seeds: a study, trained together in one process."""
+    output_dir: str = "runs"
+    """Run directories are created below it."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
+    execution: Literal["auto", "eager", "compile", "cudagraph"] = "auto"
+    """How updates run; auto decides from device and length of the run."""
+    num_envs: int | None = Field(None, ge=1, le=65536)
+    """Environments of each seed; empty: the algorithm's usual number."""
+    vectorization: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
+    """How they are stepped."""
+    eval_episodes: int = Field(10, ge=1)
+    """Episodes of each evaluation and seed."""
+    eval_deterministic: bool = True
+    """Evaluations take the policy's best action; off: actions are sampled as in training."""
+    eval_interval: int = Field(0, ge=0)
+    """Steps between evaluations; 0: at the end only."""
+    log_interval: int = Field(1_000, ge=1)
+    """Steps between log lines."""
+    checkpoint_interval: int | None = Field(None, ge=1)
+    """Steps between checkpoints; empty: ten in a run, at least 10 000 steps apart."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of the last checkpoints are kept, beside the best one."""
+    stop_at_return: float | None = None
+    """Stop when an evaluation's mean return reaches it."""
+    init_from: str | None = None
+    """Checkpoint or run whose networks this run starts from (same networks needed); empty: fresh ones."""
+    trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
+    """Where metrics are shown as well: wandb, mlflow, trackio."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Anything to find the run again."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment; `training:` and `evaluation:` inside override for one side."""
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """The algorithm's own settings (`rl-training config` shows all of them)."""
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError(_explain(error, type(self))) from None
+
+    @field_validator("seeds", mode="after")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if seeds is not None:
+            if not seeds or len(set(seeds)) != len(seeds):
+                raise ValueError("needs at least one seed, and each of them once")
+            if min(seeds) < 0 or max(seeds) >= 2**31:
+                raise ValueError("seeds must be between 0 and 2147483647")
+        return seeds
+
+    @model_validator(mode="after")
+    def _known_algorithm(self) -> TrainConfig:
+        registry.entry(self.algo)
+        return self
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return self.seeds if self.seeds is not None else (self.seed,)
+
+    def env_arguments(self, part: str) -> dict[str, Any]:
+        """Environment arguments of one side: the common ones, overridden by that side's."""
+        common = {k: v for k, v in self.env_kwargs.items() if k not in ENV_PARTS}
+        own = self.env_kwargs.get(part) or {}
+        if not isinstance(own, dict):
+            raise UserError(f"env_kwargs.{part} must be a mapping of arguments, not {own!r}")
+        return {**common, **own}
+
+    def hyper(self) -> Any:
+        """The algorithm's validated hyper-parameters."""
+        from rl_training.algorithms.hyper import parse_hyper
+
+        cls = registry.entry(self.algo).load()
+        return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
+
+    def resolved(self) -> TrainConfig:
+        """The same run with every default written out."""
+        cls = registry.entry(self.algo).load()
+        spacing = max(10_000, self.total_timesteps // 10)
+        return self.model_copy(
+            update={
+                "algo_kwargs": self.hyper().model_dump(mode="json"),
+                "num_envs": self.num_envs or cls.Hyper.num_envs,
+                "checkpoint_interval": self.checkpoint_interval or spacing,
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    problems = reversed(error.errors(include_url=False))  # of each type the first
+    found = {problem["type"]: str(problem["loc"][0]) for problem in problems if problem["loc"]}
+    if key := found.get("extra_forbidden"):
+        known = [*model.model_fields]
+        near = did_you_mean(key, known)
+        hint = "" if near else " Settings of the algorithm go below algo_kwargs."
+        return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
+    if key := found.get("missing"):
+        return f"the configuration needs '{key}'"
+    return explain(error, model)
+
+
+def preset_path(name: str) -> Path | None:
+    """File of a packaged preset such as `qr_dqn/cartpole`, or None."""
+    algo, _, env = name.removesuffix(".yaml").partition("/")
+    if not algo or not env or "/" in env or ".." in name:
+        return None
+    path = resources.files("rl_training") / "assets" / "configs" / algo / f"{env}.yaml"
+    return Path(str(path)) if path.is_file() else None
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, given by path or by preset name."""
+    path = Path(source)
+    if not path.is_file():
+        packaged = preset_path(str(source))
+        if packaged is None:
+            near = did_you_mean(str(source), registry.presets())
+            raise UserError(
+                f"no configuration file and no packaged preset is called '{source}'.{near}"
+                " `rl-training list` shows the presets"
+            )
+        path = packaged
+    try:
+        data = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not valid YAML: {reason}") from None
+    if data is None:
+        raise UserError(f"{path} is empty; it must hold a mapping such as 'algo: dqn'")
+    if not isinstance(data, dict) or not all(isinstance(k, str) for k in data):
+        raise UserError(f"{path} must hold a mapping from names to values, such as 'algo: dqn'")
+    if not is_bounded(data):
+        raise UserError(f"{path} holds far more values than a configuration has (aliases that refer to aliases?)")
+    return data
+
+
+def is_bounded(data: Any, limit: int = 10_000) -> bool:
+    """At most `limit` values, aliases written out? A few lines of YAML can stand for billions, or for a circle."""
+    left, stack = limit, [data]
+    while stack and left:
+        item, left = stack.pop(), left - 1
+        stack.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple | set) else ())
+    return not stack
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, mappings merged key by key."""
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes: Any) -> TrainConfig:
+    """A TrainConfig from a preset name, a path or a mapping, with changes on top."""
+    base: Mapping[str, Any] = {}
+    if isinstance(source, Mapping):
+        base = source
+    elif source is not None:
+        base = read_config(source)
+    if changes.get("seeds") is not None:
+        base = {k: v for k, v in base.items() if k != "seed"}
+    elif changes.get("seed") is not None:
+        base = {k: v for k, v in base.items() if k != "seeds"}
+    values = merge(base, {k: v for k, v in changes.items() if v is not None})
+    return TrainConfig(**values)

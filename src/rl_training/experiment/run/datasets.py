@@ -1,0 +1,300 @@
+"""Datasets that are made: by random actions, by an agent, or from the replay buffer of a run; and the dataset of a run.
+
+A recipe may describe an agent (`train`). It is trained once, deterministically on the CPU, and kept in a cache under
+the hash of its config. `RL_TRAINING_CACHE` sets the location (default `~/.cache/rl-training`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Expert
+from rl_training.data.dataset import TransitionDataset
+from rl_training.data.dataset_files import read_dataset
+from rl_training.data.levels import level_recipe
+from rl_training.data.recipes import FILES, AgentRecipe, DatasetRecipe
+from rl_training.envs.factory import make_env
+from rl_training.envs.spaces import ActionDecoder
+from rl_training.envs.vector import VectorEnv
+from rl_training.envs.vectorize import make_vector_env
+from rl_training.errors import UserError
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.checkpoint import load_checkpoint, resolve
+from rl_training.experiment.run.config import TrainConfig, make_config
+from rl_training.experiment.run.result import TrainResult
+from rl_training.experiment.run.run_dir import library_versions
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_map
+from rl_training.spec import Array, EnvSource, EnvSpec
+
+STREAM = 2  # of episode seeds: neither those of training nor those of evaluation
+WIDTH = 10  # environments stepped together
+DEFAULT_SIZE = 10_000
+
+
+class DatasetFactory:
+    """Makes what the recipes in an algorithm's settings stand for. `train` runs the configuration of an agent that a
+    recipe describes; it is passed in because training itself starts here."""
+
+    def __init__(self, train: Callable[[TrainConfig], TrainResult]) -> None:
+        self.train = train
+
+    def dataset_of(
+        self, hyper: Any, env: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec
+    ) -> TransitionDataset | None:
+        """The `dataset` recipe of an algorithm's settings, encoded as the algorithm reads it."""
+        recipe: DatasetRecipe | None = getattr(hyper, "dataset", None)
+        if recipe is None:
+            return None
+        raw = self.make(recipe, (lambda **more: make_env(env, {**env_kwargs, **more})) if env_kwargs else env)
+        made = make_env(env, env_kwargs)
+        try:
+            spaces = made.observation_space, made.action_space
+            return raw.encoded(spec, *spaces, normalize_actions=recipe.normalize_actions)
+        finally:
+            made.close()
+
+    def expert_of(self, hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
+        """The `expert` recipe of an algorithm's settings, as a policy on the training device."""
+        recipe: AgentRecipe | None = getattr(hyper, "expert", None)
+        if recipe is None or (recipe.path is None and recipe.train is None):
+            return None
+        agent = Agent.load(self._run_of(recipe), device=str(device))
+        agent._check_spec(spec.observation, spec.action)
+        if agent.algorithm.sees_rewards:
+            raise UserError(f"{agent.config.algo} cannot be an expert: it must be told rewards, and an expert is not")
+        return Expert(agent.algorithm, agent.state)
+
+    def make(self, recipe: DatasetRecipe, env: EnvSource | None = None) -> TransitionDataset:
+        """The dataset of a recipe. `env` is the environment for recipes that name none."""
+        if recipe.level is not None:
+            dataset = self.make(_of_level(recipe, env), env)
+        elif recipe.mix:
+            dataset = self._mixed(recipe, env)
+        elif recipe.kind in FILES:
+            assert recipe.path is not None
+            dataset = read_dataset(recipe.path, recipe.kind)
+            dataset = dataset.first(recipe.size) if recipe.size else dataset
+        else:
+            dataset = self._collect(recipe, env)
+        scale = recipe.reward_scale
+        if scale == "return_range":
+            returns = dataset.episode_returns()
+            spread = float(returns.max() - returns.min())
+            if spread <= 0.0:
+                raise UserError(
+                    "reward_scale: return_range needs episodes with different returns; give a number instead"
+                )
+            scale = 1000.0 / spread
+        return dataset.with_rewards(scale=scale, shift=recipe.reward_shift, clip=recipe.reward_clip)
+
+    def _mixed(self, recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
+        """With `ratio`, as many rows as the shares allow (or `size` asks for), from the start of each part."""
+        parts = [self.make(part, env) for part in recipe.mix]
+        if recipe.ratio:
+            shares = np.array(recipe.ratio) / sum(recipe.ratio)
+            most = min(len(part) / share for part, share in zip(parts, shares))
+            total = min(recipe.size, most) if recipe.size else most
+            parts = [part.first(max(1, int(total * share + 1e-9))) for part, share in zip(parts, shares)]
+        whole = TransitionDataset.concatenate(parts)
+        return whole.first(recipe.size) if recipe.size else whole
+
+    def _collect(self, recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
+        source: EnvSource | None = recipe.env_id or env
+        if recipe.kind == "replay":
+            return _replay(resolve(self._run_of(recipe)), source, recipe.size)
+        agent = Agent.load(self._run_of(recipe), device="cpu") if recipe.kind == "policy" else None
+        if source is None:
+            source = agent.env if agent is not None else None
+        if source is None:
+            raise UserError("a dataset of kind random needs an environment: give env_id")
+        size = recipe.size or DEFAULT_SIZE
+        width = max(1, min(WIDTH, size // 100))
+        envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
+        try:
+            if agent is not None:
+                agent._check_spec(envs.spec.observation, envs.spec.action)
+            actor = _Actor(agent, recipe, envs)
+            return _rollout(envs, actor, size, _decoder(source, recipe.env_kwargs, envs.spec))
+        finally:
+            envs.close()
+
+    def _run_of(self, recipe: DatasetRecipe | AgentRecipe) -> str | Path:
+        """The checkpoint or run directory of a recipe's agent, trained now if need be."""
+        if recipe.train is not None:
+            return self._trained(recipe.train)
+        assert recipe.path is not None
+        return recipe.path
+
+    def _trained(self, fields: dict[str, Any]) -> Path:
+        """Run directory of the agent that `train` describes: from the cache, or trained now."""
+        fields = dict(fields)
+        preset = fields.pop("preset", None)
+        fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None}
+        if refused := sorted(set(fields) & set(fixed)):
+            raise UserError(f"dataset.train: {', '.join(refused)} cannot be chosen for the agent of a dataset")
+        if ":" in str(fields.get("env_id", "")):
+            raise UserError("dataset.train: env_id may not name a module; import it yourself first")
+        config = make_config(preset, **fields).model_copy(update=fixed).resolved()
+        if getattr(config.hyper(), "dataset", None) is not None:
+            raise UserError(f"dataset.train: {config.algo} needs a dataset itself; choose an online algorithm")
+        identity = json.dumps([config.to_dict(), library_versions()], sort_keys=True)
+        target = cache_directory() / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+        if not target.is_dir():
+            scratch = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex}")
+            try:
+                result = self.train(config.model_copy(update={"output_dir": str(scratch)}))
+                if result.signal is not None:
+                    raise KeyboardInterrupt if result.signal == signal.SIGINT else SystemExit(128 + result.signal)
+                try:
+                    os.rename(result.run_dir, target)
+                except OSError:
+                    if not target.is_dir():  # not just another process that was faster
+                        raise
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        return target
+
+
+def cache_directory() -> Path:
+    return Path(os.environ.get("RL_TRAINING_CACHE", "~/.cache/rl-training")).expanduser()
+
+
+def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
+    env_id = recipe.env_id or env
+    if not isinstance(env_id, str):
+        raise UserError(f"the level {recipe.level} of a dataset belongs to an environment with a name: give env_id")
+    assert recipe.level is not None
+    made = DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
+    if recipe.noise or recipe.deterministic:
+        if made.kind != "policy":
+            raise UserError(f"noise and deterministic are for one acting agent; the level {recipe.level} is not that")
+        acting = {"noise": recipe.noise, "deterministic": recipe.deterministic or made.deterministic}
+        made = made.model_copy(update=acting)
+    return made
+
+
+def _decoder(source: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec) -> ActionDecoder:
+    env = make_env(source, env_kwargs)
+    try:
+        return ActionDecoder(spec.action, env.action_space)
+    finally:
+        env.close()
+
+
+class _Actor:
+    """Actions in the algorithm's terms, [M, ...]: those of an agent, with noise, or uniform ones."""
+
+    def __init__(self, agent: Agent | None, recipe: DatasetRecipe, envs: VectorEnv) -> None:
+        self.agent, self.recipe, self.envs = agent, recipe, envs
+        self.random = np.random.default_rng([recipe.seed, STREAM])
+        self.key = rng.key_from_seed(recipe.seed, STREAM)
+        self.carry: Any = agent.algorithm.init_carry(envs.num_envs) if agent is not None else ()
+        self.fresh = self.carry
+        self.steps = 0
+
+    def paid(self, rewards: Array) -> None:
+        """The rewards of the last actions, for agents that want to know."""
+        if self.agent is not None and self.agent.algorithm.sees_rewards:
+            self.carry = self.agent.algorithm.observe(self.carry, torch.tensor(rewards))
+
+    def uniform(self) -> Array:
+        action, m = self.envs.spec.action, self.envs.num_envs
+        if action.kind == "box":
+            return self.random.uniform(-1.0, 1.0, (m, action.dim)).astype(np.float32)
+        columns = self.random.integers(0, action.nvec, (m, action.dim))
+        return columns[:, 0] if action.discrete else columns
+
+    def __call__(self, obs: Any, ended: Array) -> Array:
+        uniform = self.uniform()
+        if self.agent is None:
+            return uniform
+        algorithm = self.agent.algorithm
+        mask = torch.as_tensor(ended)
+        self.carry = tree_map(
+            lambda old, new: torch.where(mask.view(-1, *[1] * (old.ndim - 1)), new, old), self.carry, self.fresh
+        )
+        key = rng.fold(self.key, self.steps)
+        self.steps += 1
+        with torch.no_grad():
+            self.carry, chosen, _ = algorithm.select_action(
+                self.agent.state, self.carry, tree_map(torch.as_tensor, obs), key, explore=not self.recipe.deterministic
+            )
+        actions: Any = chosen.cpu().numpy()
+        noise = self.recipe.noise
+        if noise and self.envs.spec.action.kind == "box":
+            shift = noise * self.random.standard_normal(actions.shape).astype(np.float32)
+            actions = np.clip(actions + shift, -1.0, 1.0)
+        elif noise:
+            chance = self.random.random(len(actions)) < noise
+            actions = np.where(chance.reshape(-1, *[1] * (actions.ndim - 1)), uniform, actions)
+        return np.asarray(actions)
+
+
+def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) -> TransitionDataset:
+    """`size` transitions, those of each environment together and in order; its last episode ends as truncated."""
+    m = envs.num_envs
+    steps = -(-size // m)
+    rows: list[dict[str, Any]] = []
+    obs: Any = tree_map(np.copy, envs.reset(episode=0))
+    ended = np.zeros(m, np.bool_)
+    while len(rows) < steps:
+        actions = actor(obs, ended)
+        step = envs.step(actions)
+        if not step.valid.all():
+            raise UserError("an environment broke while the dataset was made; its worker's message says why")
+        rows.append({
+            "obs": obs, "actions": decoder.decode(actions), "rewards": step.rewards.copy(),
+            "next_obs": tree_map(np.copy, step.final_obs), "terminated": step.terminated.copy(),
+            "truncated": step.truncated.copy(),
+        })  # fmt: skip
+        actor.paid(step.rewards)
+        ended = step.terminated | step.truncated
+        obs = tree_map(np.copy, step.obs)
+    stacked = tree_map(lambda *xs: np.stack(xs, 1).reshape(m * steps, *np.shape(xs[0])[1:]), rows[0], *rows[1:])
+    last = np.arange(1, m + 1) * steps - 1
+    stacked["truncated"][last] |= ~stacked["terminated"][last]
+    return TransitionDataset(**stacked).first(size)
+
+
+def _replay(path: Path, env: EnvSource | None, size: int) -> TransitionDataset:
+    """The transitions in the replay of a run, oldest first, environment after environment."""
+    checkpoint = load_checkpoint(path)
+    tensors = checkpoint.tensors.get("replay", {})
+    if tensors.get("rows.rewards", torch.empty(0, 0)).ndim == 3:  # [S, N, rows]: older ones are flat
+        tensors = {k: v.flatten(1, 2) if k.startswith("rows.") else v for k, v in tensors.items()}
+    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
+        raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
+    config = TrainConfig(**checkpoint.meta["config"])
+    agent = Agent.from_checkpoint(checkpoint, device="cpu")
+    spec = agent.algorithm.spec
+    decoder = _decoder(env or agent.env, config.env_arguments("training"), spec)
+    count = tensors["index.count"][0].numpy()  # [N], of the first seed
+    rows = tensors["rows.rewards"].shape[1] // len(count)
+    order = np.concatenate([
+        n * rows + np.arange(max(0, total - rows + 1), total) % rows for n, total in enumerate(count)
+    ]).astype(np.int64)  # fmt: skip
+
+    def column(name: str) -> Any:
+        if f"rows.{name}" in tensors:
+            return tensors[f"rows.{name}"][0].numpy()[order]
+        prefix = f"rows.{name}."
+        return {k.removeprefix(prefix): v[0].numpy()[order] for k, v in tensors.items() if k.startswith(prefix)}
+
+    columns = {name: column(name) for name in ("obs", "rewards", "next_obs", "terminated", "truncated")}
+    held = np.minimum(count, rows - 1)
+    last = np.cumsum(held)[held > 0] - 1
+    columns["truncated"][last] |= ~columns["terminated"][last]
+    dataset = TransitionDataset(actions=decoder.decode(column("actions")), **columns)
+    return dataset.first(size) if size else dataset

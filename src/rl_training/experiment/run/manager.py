@@ -1,0 +1,45 @@
+"""ExperimentManager: start, resume and look up runs below one directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.result import TrainResult
+from rl_training.experiment.run.trainer import Trainer
+
+
+class ExperimentManager:
+    def __init__(self, output_dir: str | Path = "runs") -> None:
+        self.output_dir = Path(output_dir)
+
+    def run(self, config: TrainConfig, *, callbacks: Sequence[Callback] = (), progress: bool = False) -> TrainResult:
+        config = config.model_copy(update={"output_dir": str(self.output_dir)})
+        return Trainer(config, callbacks=callbacks, progress=progress).run()
+
+    def resume(self, run: str | Path, *, total_timesteps: int | None = None, progress: bool = False) -> TrainResult:
+        return Trainer.resume(self._path(run), total_timesteps=total_timesteps, progress=progress).run()
+
+    def load(self, run: str | Path, **options: Any) -> Agent:
+        return Agent.load(self._path(run), **options)
+
+    def _path(self, run: str | Path) -> Path:
+        below = self.output_dir / run
+        return below if below.exists() else Path(run)
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Summaries of the runs, oldest first; one killed before its first checkpoint has its name only."""
+        rows = []
+        for path in sorted(self.output_dir.glob("*/config.yaml")):
+            summary = path.parent / "summary.json"
+            try:
+                data = json.loads(summary.read_text())
+            except (OSError, ValueError):
+                data = {"status": "unknown"}
+            rows.append({"run_dir": str(path.parent), **data})
+        return rows

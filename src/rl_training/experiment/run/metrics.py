@@ -1,0 +1,191 @@
+"""The metric log: one JSON object a line in metrics.jsonl, and the same scalars in TensorBoard.
+
+A checkpoint stores the log's length in bytes; a resumed run cuts the file back to it, so that the log reads as if the
+run had never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.errors import UserError
+from rl_training.experiment.run.atomic import os_reason, write_error
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from rl_training.experiment.run.trackers import Trackers
+
+FILE = "metrics.jsonl"
+TENSORBOARD_INTERVAL_S = 1.0  # it writes its file every two minutes anyway
+_RESERVED = {"step", "time", "seed", "nonfinite"}
+
+
+class MetricsLogger:
+    """Appends to a run's log. `resume_position` is the `position` a checkpoint stored; None just appends."""
+
+    def __init__(
+        self, run_dir: str | Path, *, tensorboard: bool = True, resume_position: int | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:  # fmt: skip
+        self._path, self._trackers = Path(run_dir) / FILE, trackers
+        self._tensorboard = tensorboard
+        self._writer: SummaryWriter | None = None
+        self._summary: Any = None
+        self._purge_step: int | None = None
+        self._waiting: list[tuple[int, float, dict[str, float]]] = []  # events for TensorBoard: step, time, values
+        try:
+            if self._path.exists():
+                _cut(self._path, resume_position)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise write_error(f"Cannot open {self._path}", error) from error
+        if resume_position is not None:
+            if self._file.tell() != resume_position:
+                warnings.warn(f"{self._path} is shorter than its checkpoint says: some metrics are lost.", stacklevel=2)
+            steps = [record["step"] for record in read_metrics(self._path)]
+            self._purge_step = max(steps, default=-1) + 1
+
+    def log(self, step: int, values: Mapping[str, float], seed: int | None = None) -> None:
+        """Write one event. NaN and infinities are null in the line and named in its "nonfinite" entry."""
+        if _RESERVED & values.keys():
+            raise ValueError(f"metric names may not be {sorted(_RESERVED & values.keys())}")
+        now = time.time()
+        scalars = {key: value if isinstance(value, int) else float(value) for key, value in values.items()}
+        record: dict[str, Any] = {"step": int(step), "time": round(now, 3)}
+        if seed is not None:
+            record["seed"] = int(seed)
+        record |= {key: value if math.isfinite(value) else None for key, value in scalars.items()}
+        nonfinite = {key: str(value) for key, value in scalars.items() if not math.isfinite(value)}
+        if nonfinite:
+            record["nonfinite"] = nonfinite
+        line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
+        try:
+            while line:  # an unbuffered write may take less than it was given
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise write_error(f"Cannot write {self._path}", error) from error
+        if self._tensorboard and scalars:
+            tags = list(scalars) if seed is None else [f"{key}/seed_{seed}" for key in scalars]
+            self._waiting.append((step, now, dict(zip(tags, scalars.values()))))
+            if self._writer is None or now - self._waiting[0][1] >= TENSORBOARD_INTERVAL_S:
+                with self._optional():
+                    self._to_tensorboard()
+        if self._trackers is not None:
+            self._trackers.log(step, scalars, seed)
+
+    @property
+    def position(self) -> int:
+        """Length of the log in bytes, made durable first: a checkpoint must not refer to bytes a crash can lose."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise write_error(f"Cannot write {self._path}", error) from error
+        return self._file.tell()
+
+    def close(self, failed: bool = False) -> None:
+        self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(failed)
+        with self._optional():
+            if self._waiting:
+                self._to_tensorboard()
+            if self._writer is not None:
+                self._writer.close()
+        self._writer, self._tensorboard = None, False
+
+    def __enter__(self) -> MetricsLogger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """The run has its log: what TensorBoard cannot write ends TensorBoard, with a warning, and nothing else."""
+        try:
+            yield
+        except OSError as error:
+            reason = os_reason(error)
+            warnings.warn(f"no more TensorBoard files ({reason}): metrics go to metrics.jsonl only.", stacklevel=4)
+            self._writer, self._tensorboard = None, False
+
+    def _to_tensorboard(self) -> None:
+        """Hand over what waits, together: its thread takes several times longer where it is woken for each event."""
+        waiting, self._waiting = self._waiting, []
+        if self._writer is None:
+            try:
+                from tensorboard.compat.proto.summary_pb2 import Summary
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                warnings.warn("tensorboard is not installed: metrics go to metrics.jsonl only.", stacklevel=3)
+                self._tensorboard = False
+                return
+            directory = str(self._path.with_name("tensorboard"))
+            self._writer = SummaryWriter(directory, purge_step=self._purge_step)
+            self._summary = Summary
+        events: Any = self._writer.file_writer
+        for step, now, scalars in waiting:
+            values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+            # One event for all: add_scalar makes one for each, at several times the cost.
+            events.add_summary(self._summary(value=values), step, walltime=now)
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> Iterator[tuple[int | None, dict[str, float]]]:
+    """What is logged of an evaluation, as `stats.eval_summary` gives it: (seed, values) of each agent, then of all."""
+    seeds, success = summary["per_seed"], ("success_rate",) if "success_rate" in summary else ()
+    names = {"mean_return": "mean_reward", "std_return": "std_reward", "mean_length": "mean_ep_length"}
+    for row in seeds:
+        own = {f"eval/{names.get(key, key)}": row[key] for key in (*names, *success)}
+        yield (row["seed"] if len(seeds) > 1 else None), own
+    if len(seeds) > 1:
+        values = {"eval/mean_reward": summary["mean_return"], "eval/iqm": summary["iqm"]}
+        values |= {f"eval/{key}": summary[key] for key in success}
+        low, high = summary["ci95"]
+        yield None, {**values, "eval/ci95_low": low, "eval/ci95_high": high}
+
+
+def _cut(path: Path, position: int | None) -> None:
+    """Shorten the log to `position`, or to the last complete line before it: a kill can leave half a line."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if position is not None:
+            end = min(end, position)
+        kept = 0
+        while end > kept:
+            start = max(end - (1 << 16), 0)
+            file.seek(start)
+            kept = start + file.read(end - start).rfind(b"\n") + 1
+            if kept > start or start == 0:
+                break
+            end, kept = start, 0
+        file.truncate(kept)
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """All events of a run (or of one metrics file), non-finite values restored; a half-written last line is dropped."""
+    path = Path(run_dir)
+    if path.is_dir():
+        path = path / FILE
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"Cannot read metrics from {path}: {error.strerror}.") from error
+    records = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was never finished
+        try:
+            record = json.loads(line)
+            for key, text in record.pop("nonfinite", {}).items():
+                record[key] = float(text)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"{path} is damaged: line {number} is not a JSON object.") from error
+        records.append(record)
+    return records

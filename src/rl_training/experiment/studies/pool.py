@@ -1,0 +1,155 @@
+"""Worker processes for trials: started cheaply, restarted when they die, and gone when their parent is.
+
+A worker holds nothing that its trial's directory does not, so any of them may be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.errors import UserError
+from rl_training.experiment.studies.trials import TrialState, record_failure, trial_state
+from rl_training.machine import usable_cpus
+
+RETRIES = 3
+LOG = "worker.log"
+_PRELOAD = (
+    "rl_training.experiment.run.trainer",
+    "torch.utils.tensorboard",
+)  # the first log line would import the second
+_GRACE = 60.0  # seconds for workers to save their runs when the sweep is interrupted
+
+
+@dataclass(frozen=True)
+class Job:
+    """Arguments (as JSON has them) of the pool's target; what came of it is read from `directory`."""
+
+    name: str
+    directory: Path
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: Literal["start", "restart", "done", "failed"]
+    job: Job
+    state: TrialState
+
+
+class Pool:
+    """Runs `target`, named as module:function, for each job; up to `workers` at a time."""
+
+    def __init__(
+        self, target: str, workers: int, *, retries: int = RETRIES,
+        on_event: Callable[[Event], None] = lambda event: None, preload: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        if not hasattr(os, "fork"):
+            raise UserError("worker processes need a system that can fork (Linux, macOS)")
+        self.target, self.workers, self.retries, self.on_event = target, workers, retries, on_event
+        self._preload = (*_PRELOAD, *preload)
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._running: dict[str, tuple[Job, TrialState]] = {}
+        self._crashes: dict[str, int] = {}  # in a row, without a new checkpoint
+
+    def run(self, jobs: Iterator[Job]) -> None:
+        """Work off the jobs, which are asked for when a worker is free. Returns when all of them are over."""
+        again: deque[Job] = deque()
+        try:
+            while True:
+                while len(self._running) < self.workers:
+                    job = again.popleft() if again else next(jobs, None)
+                    if job is None:
+                        break
+                    self._start(job)
+                if not self._running:
+                    return
+                again.extend(self._wait())
+        finally:
+            self._stop()
+
+    def _start(self, job: Job) -> None:
+        before = trial_state(job.directory)
+        if before.over:
+            self.on_event(Event("done" if before.status == "done" else "failed", job, before))
+            return
+        job.directory.mkdir(parents=True, exist_ok=True)
+        order = {
+            "id": job.name, "target": self.target, "arguments": job.arguments, "log": str(job.directory / LOG),
+            "threads": max(1, usable_cpus() // self.workers),
+        }  # fmt: skip
+        self._running[job.name] = (job, before)
+        with contextlib.suppress(BrokenPipeError):  # it died: reading finds out
+            stdin = self._server().stdin
+            assert stdin is not None
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+        self.on_event(Event("start", job, before))
+
+    def _server(self) -> subprocess.Popen[bytes]:
+        if self._zygote is None:
+            # In a session of its own: Ctrl-C reaches us alone, and we decide.
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "rl_training.experiment.studies.zygote", *self._preload],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        return self._zygote
+
+    def _wait(self) -> list[Job]:
+        """Wait until a worker has ended; the jobs that must be done again."""
+        stdout = self._server().stdout
+        assert stdout is not None
+        line = stdout.readline()
+        if line:
+            report = json.loads(line)
+            return self._ended(report["id"], report["code"])
+        self._stop()  # the server itself is gone, and its workers follow it
+        return [job for name in list(self._running) for job in self._ended(name, None)]
+
+    def _ended(self, name: str, code: int | None) -> list[Job]:
+        """The job again if its worker died and may be restarted."""
+        job, before = self._running.pop(name)
+        state = trial_state(job.directory)
+        if not state.over:
+            crashes = self._crashes.get(name, 0) + 1 if state.step <= before.step else 1
+            self._crashes[name] = crashes
+            if crashes <= self.retries:
+                self.on_event(Event("restart", job, state))
+                return [job]
+            error = f"its worker ended {crashes} times in a row without getting further ({_ending(code)}); see {LOG}"
+            with contextlib.suppress(OSError):  # on a full disk the trial stays as it is
+                record_failure(job.directory, error, "Crash")
+            state = TrialState("failed", state.run_dir, state.step, error)
+        self.on_event(Event("done" if state.status == "done" else "failed", job, state))
+        return []
+
+    def _stop(self) -> None:
+        """Ask the workers that still run to save and go: closing the server's input does."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is None:
+            return
+        assert zygote.stdin is not None
+        assert zygote.stdout is not None
+        with contextlib.suppress(OSError):
+            zygote.stdin.close()
+        try:
+            zygote.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            zygote.kill()
+            zygote.wait()
+        zygote.stdout.close()
+
+
+def _ending(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit status {code}"
+    return "killed; is there enough memory?" if code == -signal.SIGKILL else signal.Signals(-code).name

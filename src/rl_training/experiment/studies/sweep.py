@@ -1,0 +1,166 @@
+"""Sweeps: a list of configs as resumable trials in worker processes.
+
+<sweep>/sweep.json            the trials: written once, compared when the sweep is continued
+        results.json          a table for people and scripts; never read back
+        trials/trial_0007/    one run directory, worker.log, and failed.json where the trial failed
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import UserError
+from rl_training.experiment.run.atomic import atomic_write_json, held
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
+from rl_training.experiment.studies.trials import TrialState, forget_failure, run_trial, summary_of, trial_state
+
+PLAN, RESULTS, FORMAT = "sweep.json", "results.json", "rl_training.sweep"
+MAX_TRIALS = 10_000  # a grid that grew by accident
+
+
+@dataclass(frozen=True)
+class Trial:
+    name: str
+    config: TrainConfig
+    directory: Path
+    settings: dict[str, str] = field(default_factory=dict)  # what makes it differ from the others, for display
+
+    def describe(self) -> str:
+        seeds = self.config.all_seeds
+        seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
+        changes = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.config.algo} on {self.config.env_id}, {seed}{'  ' if changes else ''}{changes}"
+
+
+class Sweep:
+    """`configs` are the trials, in order; `settings[i]` says in words what is special about the i-th."""
+
+    def __init__(
+        self, directory: str | Path, configs: Sequence[TrainConfig], settings: Sequence[dict[str, str]] | None = None
+    ) -> None:
+        self.directory = Path(directory)
+        if not configs:
+            raise UserError("a sweep needs at least one trial")
+        if len(configs) > MAX_TRIALS:
+            raise UserError(f"this grid has {len(configs):,} trials; at most {MAX_TRIALS:,} are possible")
+        names = [f"trial_{i:04d}" for i in range(len(configs))]
+        self.trials = [
+            Trial(name, config, self.directory / "trials" / name, said)
+            for name, config, said in zip(names, configs, settings or [{}] * len(configs), strict=True)
+        ]
+        plain = [identity(config) for config in configs]
+        seen: dict[str, str] = {}
+        for name, config in zip(names, plain):
+            first = seen.setdefault(json.dumps(config, sort_keys=True), name)
+            if first != name:
+                raise UserError(f"{first} and {name} of this sweep are the same run; give every value once")
+        self.plan = {
+            "format": FORMAT,
+            "schema": 1,
+            "trials": [{"name": n, "config": c} for n, c in zip(names, plain)],
+        }
+
+    def run(
+        self, workers: int = 1, *, retries: int = RETRIES, retry_failed: bool = False,
+        on_event: Callable[[Event], None] = lambda event: None,
+        target: str = "rl_training.experiment.studies.sweep:work",
+    ) -> dict[str, Any]:  # fmt: skip
+        """Complete every trial that is not complete, and give the table of results. Calling it again goes on.
+
+        `target(directory, config, env)` does a trial in its worker; tests name a saboteur there.
+        """
+        if workers < 1:
+            raise UserError(f"workers = {workers}: a sweep needs at least one")
+        with held(self.directory, "the sweep"):
+            self._open()
+            if retry_failed:
+                for trial in self.trials:
+                    forget_failure(trial.directory)
+            Pool(target, workers, retries=retries, on_event=on_event).run(self._jobs())
+            table = self.results()
+            atomic_write_json(self.directory / RESULTS, table)
+            return table
+
+    def _jobs(self) -> Iterator[Job]:
+        for trial in self.trials:
+            # The environment as this command names it: a checkpoint's word may not have a module imported.
+            yield Job(trial.name, trial.directory, (str(trial.directory), trial.config.to_dict(), trial.config.env_id))
+
+    def _open(self) -> None:
+        """Find that the directory holds this very sweep, or make it so."""
+        for leftover in self.directory.glob("*.tmp-*"):  # of a writer that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        path = self.directory / PLAN
+        if path.exists():
+            self._compare(path)
+        elif any(self.directory.iterdir()):
+            raise UserError(f"{self.directory} is not empty and holds no sweep: give another --output-dir")
+        else:
+            atomic_write_json(path, self.plan)
+
+    def _compare(self, path: Path) -> None:
+        try:
+            saved = json.loads(path.read_text())
+            old, new = saved["trials"], json.loads(json.dumps(self.plan))["trials"]
+            if saved["format"] != FORMAT or saved["schema"] != 1:
+                raise ValueError("it is of another kind or version")
+            difference = _difference(old, new)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} cannot be read as a sweep: {error}") from None
+        if difference:
+            raise UserError(
+                f"{self.directory} holds another sweep ({difference}); repeat the command that began it,"
+                " or give another --output-dir"
+            )
+
+    def results(self) -> dict[str, Any]:
+        """One row for each trial, read from the disk."""
+        rows = [self._row(trial, trial_state(trial.directory)) for trial in self.trials]
+        count = {name: sum(row["status"] == name for row in rows) for name in ("done", "failed", "started", "new")}
+        return {"directory": str(self.directory), "total": len(rows), **count, "trials": rows}
+
+    def _row(self, trial: Trial, state: TrialState) -> dict[str, Any]:
+        summary = summary_of(state)
+        return {
+            "name": trial.name,
+            "algo": trial.config.algo,
+            "env_id": trial.config.env_id,
+            "seeds": list(trial.config.all_seeds),
+            "settings": trial.settings,
+            "status": state.status,
+            "run_dir": str(state.run_dir.relative_to(self.directory)) if state.run_dir is not None else None,
+            "env_steps": summary.get("env_steps"),
+            "mean_return": (summary.get("final_eval") or {}).get("mean_return"),
+            "error": state.error,
+        }
+
+
+def work(directory: str, config: dict[str, Any], env: str) -> None:
+    """What a worker does."""
+    run_trial(Path(directory), TrainConfig(**config), env=env)
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """What makes a trial that trial: everything but where it is written."""
+    return {key: value for key, value in config.to_dict().items() if key != "output_dir"}
+
+
+def _difference(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
+    """The first thing in which two lists of trials differ, in words; empty when they are equal."""
+    for a, b in itertools.zip_longest(old, new):
+        if a is None or b is None:
+            return f"of {len(old)} trials, not {len(new)}"
+        for key in dict.fromkeys([*a["config"], *b["config"]]):
+            x, y = a["config"].get(key), b["config"].get(key)
+            if x != y and isinstance(x, dict) and isinstance(y, dict):
+                key, x, y = next((f"{key}.{k}", x.get(k), y.get(k)) for k in {**x, **y} if x.get(k) != y.get(k))
+            if x != y:
+                return f"its {a['name']} has {key} = {x}, this one {y}"
+    return ""

@@ -1,0 +1,138 @@
+"""What a run will need, before it is started: memory, disk, updates, and the time by a short probe of itself."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training import registry
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.ops.tree import tree_items
+from rl_training.runtime.engine.executor import choose_device, choose_mode
+from rl_training.runtime.loops import loop_class
+
+PROBE_SECONDS = 3.0
+
+
+def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECONDS) -> dict[str, Any]:
+    """Sizes in bytes. Nothing is left on disk."""
+    config = config.resolved()
+    assert config.num_envs is not None
+    entry, hyper = registry.entry(config.algo), config.hyper()
+    loop_cls = loop_class(entry.loop)
+    loop_cls.check(hyper, config.num_envs)
+    updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
+    device = choose_device(config.device)
+    kind = entry.load()
+    mode, reason = choose_mode(
+        config.execution, device, updates, len(config.all_seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+    )
+    libraries = _resident()
+    # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
+    kwargs = dict(config.algo_kwargs)
+    if "learning_starts" in kwargs:
+        least = max(kwargs["batch_size"], hyper.replay_length * config.num_envs)
+        kwargs["learning_starts"] = min(kwargs["learning_starts"], least)
+    with tempfile.TemporaryDirectory(prefix="rl-training-plan-") as place:
+        changes = {"output_dir": place, "execution": mode, "algo_kwargs": kwargs}
+        trainer = Trainer(config.model_copy(update=changes), progress=False)
+        try:
+            sizes = _sizes(trainer)
+            measured = _probe(trainer, seconds) if probe else None
+        finally:
+            trainer.envs.close()
+            trainer.evaluator.close()
+    total = sizes["learning"] + sizes["stored"]
+    on_gpu = device.type == "cuda"
+    evaluations = 1 + (config.total_timesteps - 1) // config.eval_interval if config.eval_interval else 1
+    eta = None
+    if measured is not None:
+        eta = measured["warmup_s"] + config.total_timesteps / measured["steps_per_second"]
+    return {
+        "algo": config.algo,
+        "env_id": config.env_id,
+        "seeds": list(config.all_seeds),
+        "device": str(device),
+        "execution": mode,
+        "execution_reason": reason,
+        "total_timesteps": config.total_timesteps,
+        "num_envs": config.num_envs,
+        "parameters": sizes["parameters"],
+        "gradient_steps": updates,
+        "update_ratio": updates / config.total_timesteps,  # gradient steps per environment step
+        "replay_ratio": updates * getattr(hyper, "batch_size", 0) / config.total_timesteps,  # uses of each transition
+        "ram_bytes": libraries + (0 if on_gpu else total),
+        "vram_bytes": (max(total, measured["vram_bytes"]) if measured else total) if on_gpu else 0,
+        "stored_bytes": sizes["stored"],
+        "checkpoint_bytes": sizes["checkpoint"],
+        # The kept ones, the one being written, and the best policy.
+        "disk_bytes": sizes["checkpoint"] * (config.keep_checkpoints + 1) + sizes["learning"],
+        "evaluations": evaluations,
+        "probe": measured,
+        "eta_s": eta,  # of training; evaluations come on top
+    }
+
+
+def _sizes(trainer: Trainer) -> dict[str, int]:
+    loop = trainer.loop
+    loop.start()
+    groups, data, store = loop.tensors(), loop.learner.tree["data"], loop.learner.store
+    if "replay" in groups:  # as full as it will be at the end of the run
+        groups["replay"] = dict(tree_items(store.written(data, loop.total // loop.num_envs)))
+    saved = sum(x.nbytes for group in groups.values() for x in group.values())
+    stored, learning = (sum(x.nbytes for _, x in tree_items(tree)) for tree in (data, loop.learner.train))
+    parameters = sum(net.size for net in trainer.algorithm.nets.values())
+    return {"stored": stored, "checkpoint": saved, "learning": learning, "parameters": parameters}
+
+
+def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:
+    """Steps per second of collecting and learning together, after whatever happens once (compiling, filling)."""
+    loop, total = trainer.loop, trainer.config.total_timesteps
+    block = loop.num_envs * int(getattr(trainer.algorithm.hp, "train_freq", 1))
+    started = time.perf_counter()
+    torch.set_float32_matmul_precision("high")
+    with suitable_threads(trainer.algorithm):
+        while loop.env_steps < total and loop.gradient_steps == 0:
+            loop.advance(min(total, loop.env_steps + block))
+        loop.advance(min(total, loop.env_steps + 4 * block))
+        _settled(trainer.device)
+        begun, first = time.perf_counter(), loop.env_steps
+        while loop.env_steps < total and time.perf_counter() - begun < seconds:
+            loop.advance(min(total, loop.env_steps + block))
+        _settled(trainer.device)
+        ended = time.perf_counter()
+    if loop.env_steps == first:  # so short that the warm-up was all of it
+        first, begun = 0, started
+    vram = torch.cuda.max_memory_reserved(trainer.device) if trainer.device.type == "cuda" else 0
+    return {
+        "steps": loop.env_steps - first,
+        "seconds": ended - begun,
+        "steps_per_second": (loop.env_steps - first) / max(ended - begun, 1e-9),
+        "warmup_s": begun - started,
+        "vram_bytes": vram,
+    }
+
+
+def _settled(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _resident() -> int:
+    """Memory that this process holds: the libraries."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,265 @@
+"""What went wrong first? A NaN dump names the update; the run is trained again up to it, exactly, from its last good
+checkpoint, and that one update is then computed with every operation watched. The run itself is not touched."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves as flat
+
+from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.envs.vector import EnvError
+from rl_training.errors import NonFiniteError, UserError
+from rl_training.experiment.run.agent import safe_env_id
+from rl_training.experiment.run.atomic import open_regular, strict_json
+from rl_training.experiment.run.checkpoint import CheckpointError, latest_valid
+from rl_training.experiment.run.config import TrainConfig, read_config
+from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.ops import rng
+from rl_training.ops.tree import tree_items, tree_map
+from rl_training.runtime.learners.base import LEARN
+from rl_training.runtime.learners.evolution import EvolutionLearner
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.spec import EnvSource
+
+_PACKAGE = str(Path(__file__).parents[2])
+_MASKS = (
+    "full",
+    "full_like",
+    "masked_fill",
+    "masked_fill_",
+    "fill_",
+    "where",
+    "scalar_tensor",
+    "_to_copy",
+)  # -inf meant
+Step = Callable[[TrainState, dict[str, Tensor], Tensor], tuple[TrainState, Aux]]
+
+
+class _Reached(Exception):
+    """The replay has arrived: the state, the batch and the key of the update in question."""
+
+    def __init__(self, step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> None:
+        self.step, self.train, self.batch, self.key = step, train, batch, key
+
+
+class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the first operation that made NaN or infinity out of finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.first: dict[str, str] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if self.first is None and name not in _MASKS:
+            inputs = [x for x in flat((args, kwargs)) if isinstance(x, Tensor)]
+            results = [x for x in flat(out) if isinstance(x, Tensor)]
+            if inputs and not all(map(finite, results)) and all(map(finite, inputs)):
+                nan = any(bool(torch.isnan(x).any()) for x in results if x.is_floating_point())
+                self.first = {"operation": name, "value": "NaN" if nan else "infinity", **_place()}
+        return out
+
+
+def finite(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool(torch.isfinite(x).all())
+
+
+def _place() -> dict[str, str]:
+    """The innermost line of this library that is at work, and what it is about."""
+    frames = [f for f in traceback.extract_stack() if f.filename.startswith(_PACKAGE) and f.filename != __file__]
+    if not frames:
+        return {"kind": "loss", "place": "", "code": ""}
+    frame = frames[-1]
+    file = Path(frame.filename).relative_to(_PACKAGE).as_posix()
+    kind = "loss"
+    if file == "ops/grad.py" and "autograd.grad" in (frame.line or ""):
+        kind = "gradient"
+    elif any(Path(f.filename).name == "optim.py" for f in frames):
+        kind = "parameter"
+    return {"kind": kind, "place": f"{file}:{frame.lineno}", "code": frame.line or ""}
+
+
+def replay_crash(dump: str | Path, *, env: EnvSource | None = None) -> dict[str, Any]:
+    """Where the update of a dump broke: operation, line, and which tensors were non-finite before and after."""
+    dump = Path(dump)
+    note = _read_note(dump)
+    run_dir = dump.resolve().parent
+    reached = _replay(run_dir, note["seed"], env, note["update"])
+    update = note["update"]
+    if reached is not None and not all(finite(x) for _, x in tree_items(reached.train)):
+        update = _first_bad(run_dir, note["seed"], env)  # the guard looks now and then: it broke before
+        reached = _replay(run_dir, note["seed"], env, update) if update >= 0 else None
+    if reached is None:
+        return {**note, "reproduced": False}
+    return {**note, "update": update, **diagnose(reached.step, reached.train, reached.batch, reached.key)}
+
+
+def diagnose(step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> dict[str, Any]:
+    """Compute one update and watch it."""
+    bad_batch = [name for name, x in tree_items(batch, "batch") if not finite(x)]
+    with FirstNonFinite() as watch:
+        new, aux = step(train, batch, key)
+    metrics = {name: float(value) for name, value in aux.metrics.items()}
+    bad_metrics = [name for name, value in aux.metrics.items() if not finite(value)]
+    bad_after = [name for name, x in tree_items(new) if not finite(x)]
+    first = watch.first
+    if bad_batch:
+        first = {"kind": "batch", "operation": "", "value": "", "place": bad_batch[0], "code": ""}
+    return {
+        "reproduced": bool(bad_batch or bad_metrics or bad_after),
+        "first": first,
+        "batch": bad_batch,
+        "largest_in_batch": {n: float(x.abs().max()) for n, x in tree_items(batch) if x.is_floating_point()},
+        "metrics": metrics,
+        "non_finite_metrics": bad_metrics,
+        "non_finite_after": bad_after,
+    }
+
+
+def _read_note(dump: Path) -> dict[str, Any]:
+    try:
+        with open_regular(dump / "note.json") as file:
+            note = strict_json(file.read(1 << 20))
+        return {"dump": str(dump), "seed": int(note["seed"]), "update": int(note["update"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{dump} is no NaN dump: it must be a nan_dump_... directory inside its run") from None
+
+
+@contextmanager
+def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
+    """A copy of the run at its last good checkpoint, or at its start, in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="rl-training-replay-") as place:
+        try:
+            good = latest_valid(run_dir)
+            copy = Path(place) / "run" / "checkpoints" / good.name
+            shutil.copytree(good, copy)
+            trainer = Trainer.resume(copy, env=env, progress=False)
+        except CheckpointError:
+            config = TrainConfig(**{**read_config(run_dir / "config.yaml"), "output_dir": place})
+            trainer = Trainer(config, env=env or safe_env_id(config.env_id), progress=False)
+        try:
+            yield trainer
+        finally:
+            trainer.envs.close()
+            trainer.evaluator.close()
+
+
+def _train(trainer: Trainer) -> None:
+    """To the end of the budget, without logging, evaluating or saving: none of them changes training."""
+    total = trainer.config.total_timesteps // trainer.loop.num_envs * trainer.loop.num_envs
+    with suitable_threads(trainer.algorithm):
+        torch.set_float32_matmul_precision("high")
+        try:
+            trainer.loop.advance(total)
+            trainer.loop.finish()
+        except (EnvError, NonFiniteError):  # a broken policy may break its environment; the update came before
+            return
+
+
+def _index(trainer: Trainer, seed: int) -> int:
+    if seed not in trainer.seeds:
+        raise UserError(f"the dump is of seed {seed}, but the run has {', '.join(map(str, trainer.seeds))}")
+    return trainer.seeds.index(seed)
+
+
+def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Reached | None:
+    """Train up to an update; None when it is never reached."""
+    with _trainer(run_dir, env) as trainer:
+        index = _index(trainer, seed)
+        learner: Any = trainer.loop.learner
+
+        def part(tree: Any) -> Any:
+            return tree_map(lambda x: x[index].clone(), tree)
+
+        def stop_at(phase: Phase, make_batch: Callable[..., dict[str, Tensor]], *arguments: Any) -> None:
+            train, key = part(learner.train), learner.tree["keys"][index]
+            if int(train.step) >= update:
+                batch = make_batch(phase, train, key, *arguments[1:])
+                reached = _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+                if not _harmless(reached):
+                    raise reached
+
+        def sampled(phase: Phase, train: TrainState, key: Tensor) -> dict[str, Tensor]:
+            batch: dict[str, Tensor] = learner.sample_one(
+                phase, train, key, *part(learner.source_data(learner.tree, phase))
+            )
+            return batch
+
+        def cut(phase: Phase, train: TrainState, key: Tensor, *scratch: dict[str, Any]) -> dict[str, Tensor]:
+            return part(learner.minibatch(phase, *scratch))  # type: ignore[no-any-return]
+
+        if isinstance(learner, ReplayLearner | RolloutLearner | EvolutionLearner):
+            make = sampled if isinstance(learner, ReplayLearner) else cut
+            for phase in learner.phases:
+                for name, kind in phase.kinds.items():
+                    _before(_steps(learner), name, partial(stop_at, kind, make))
+        else:
+            raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
+        try:
+            _train(trainer)
+        except _Reached as reached:
+            return reached
+    return None
+
+
+@torch.no_grad()
+def _harmless(reached: _Reached) -> bool:
+    """A part of an update that does not complete it, such as a product of TRPO's, and gives finite numbers."""
+    after, _ = reached.step(reached.train, reached.batch, reached.key)
+    same_update = torch.equal(after.step, reached.train.step)
+    return same_update and all(finite(x) for _, x in tree_items(after))
+
+
+def _steps(learner: Any) -> dict[str, Any]:
+    """The function of each phase."""
+    table: dict[str, Any] = learner._updates if isinstance(learner, ReplayLearner) else learner._steps
+    return table
+
+
+def _before(table: dict[str, Any], name: str, hook: Callable[..., None]) -> None:
+    """Have `hook` called with the arguments of each call."""
+    run = table[name]
+
+    def hooked(*arguments: Any) -> Any:
+        hook(*arguments)
+        return run(*arguments)
+
+    table[name] = hooked
+
+
+def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
+    """The first update after which something is not finite; -1 when none is."""
+    with _trainer(run_dir, env) as trainer:
+        index, learner = _index(trainer, seed), trainer.loop.learner
+        last = [int(learner.train.step[index])]
+
+        class Found(Exception):
+            pass
+
+        def look(*_: Any) -> None:
+            if not all(finite(x[index]) for _, x in tree_items(learner.train)):
+                raise Found
+            last[0] = int(learner.train.step[index])
+
+        for name in _steps(learner):
+            _before(_steps(learner), name, look)
+        try:
+            _train(trainer)
+            look()
+        except Found:
+            return last[0]
+    return -1

@@ -1,0 +1,230 @@
+"""The verification ledger: what every algorithm is held to, and the run that measures it.
+
+`assets/ledger.yaml` names preset, budget, seeds and the published bar; `rl-training verify` trains the study and writes
+`results/<algo>__<env>.json`. Results are committed, so anyone can read them and anyone can run them again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from rl_training.errors import UserError, did_you_mean
+from rl_training.experiment.run.atomic import atomic_write_json
+from rl_training.experiment.run.config import TrainConfig, make_config, merge
+from rl_training.experiment.run.run_dir import library_versions
+
+if TYPE_CHECKING:
+    from rl_training.experiment.run.result import TrainResult
+
+RESULTS = Path("results")
+
+
+class Bar(NamedTuple):
+    """The scores that pass."""
+
+    low: float
+    high: float
+
+
+class LedgerEntry(BaseModel):
+    """One line of the ledger."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algo: str
+    preset: str
+    env_id: str
+    total_timesteps: int
+    threshold: float
+    at_most: bool = False  # the bar is an upper one: what must NOT be reached, such as by a policy without memory
+    variant: str = ""  # tells two entries of one algorithm and environment apart
+    above: str = ""  # the bar is `threshold` above this algorithm's score in the same environment and variant
+    like_data: bool = False  # the bar is the dataset's own mean return, from below and from above
+    like_agent: bool = False  # the same with the agent that made the dataset, acting without its noise as a clone does
+    of_data: bool = False  # the bar is `threshold` times the dataset's mean return: a share of the expert's
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes of the preset
+    statistic: str = "mean_return"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    eval_episodes: int = 20
+    eval_deterministic: bool = True  # off: what is judged is the random policy itself, not its most likely actions
+    eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
+    source: str  # where the bar comes from
+
+    def passes(self, score: float, bar: Bar) -> bool:
+        return bar.low <= score <= bar.high
+
+    @property
+    def name(self) -> str:
+        return f"{self.algo}__{self.env_id.replace('/', '-')}" + (f"__{self.variant}" if self.variant else "")
+
+
+def ledger() -> list[LedgerEntry]:
+    text = (resources.files("rl_training") / "assets" / "ledger.yaml").read_text()
+    return [LedgerEntry(**row) for row in yaml.safe_load(text)]
+
+
+def find(algo: str, env: str | None = None) -> list[LedgerEntry]:
+    """Ledger entries of an algorithm, optionally of one environment."""
+    rows = ledger()
+    mine = [row for row in rows if row.algo == algo]
+    if not mine:
+        known = sorted({row.algo for row in rows})
+        raise UserError(f"the ledger has no entry for '{algo}'.{did_you_mean(algo, known)} Entries: {', '.join(known)}")
+    chosen = [row for row in mine if env in (None, row.env_id)]
+    if not chosen:
+        known = list(dict.fromkeys(row.env_id for row in mine))
+        raise UserError(f"the ledger has no entry for {algo} on {env}; it has {', '.join(known)}")
+    return chosen
+
+
+def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes: Any) -> TrainConfig:
+    chosen = tuple(seeds) if seeds else entry.seeds
+    if entry.eval_interval:
+        changes = {"eval_interval": entry.eval_interval, **changes}
+    if not entry.eval_deterministic:
+        changes = {"eval_deterministic": False, **changes}
+    if entry.algo_kwargs:
+        changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
+    return make_config(
+        entry.preset, seeds=chosen, total_timesteps=entry.total_timesteps, eval_episodes=entry.eval_episodes, **changes
+    )
+
+
+def steps_to(curve: dict[str, Any], bar: float, stay: bool = True) -> int | None:
+    """The first evaluation at which the mean return of all seeds is at the bar or above, and `stay`s there in all later
+    ones; none: there is no such evaluation."""
+    reached: int | None = None
+    for step, score in zip(curve["step"], curve["mean_return"], strict=True):
+        if score >= bar:
+            reached = step if reached is None else reached
+        elif stay:
+            reached = None
+    return reached
+
+
+def run_entry(
+    entry: LedgerEntry, *, seeds: Sequence[int] | None = None, output: Path = RESULTS, progress: bool = True,
+    **changes: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Train the study, compare the final evaluation with the bar, write and return the result."""
+    from rl_training.experiment.run.trainer import Trainer
+
+    config = config_of(entry, seeds, **changes)
+    base = _score_of(entry, output, seeds=seeds, progress=progress, **changes) if entry.above else 0.0
+    interval = config.eval_interval or max(1, entry.total_timesteps // 10)
+    config = config.model_copy(update={"eval_interval": interval})
+    trained = Trainer(config, progress=progress).run()
+    if trained.signal is not None:
+        raise UserError(
+            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` goes on with this run"
+        )
+    result = result_of(entry, config, trained, base)
+    output.mkdir(parents=True, exist_ok=True)
+    atomic_write_json(output / f"{entry.name}.json", result)
+    return result
+
+
+def _score_of(entry: LedgerEntry, output: Path, **options: Any) -> float:
+    """The score that `above` refers to: as measured before, or measured now."""
+    other = next((row for row in find(entry.above, entry.env_id) if row.variant == entry.variant), None)
+    if other is None:
+        raise UserError(f"{entry.name} is held above {entry.above}, which has no entry of the same kind")
+    path = output / f"{other.name}.json"
+    row = json.loads(path.read_text()) if path.is_file() else run_entry(other, output=output, **options)
+    return float(row["score"])
+
+
+def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base: float = 0.0) -> Bar:
+    """What the score is held to. `base` is the score of the algorithm that `above` names.
+
+    like_data: the interval of the score must meet that of the episodes' returns in the dataset; like_agent: that of the
+    same number of steps without the agent's noise; of_data: a share of the dataset's mean.
+    """
+    if entry.like_data or entry.like_agent:
+        low, high = data_interval(config, deterministic=entry.like_agent)
+        slack = 0.5 * (final["ci95"][1] - final["ci95"][0])
+        return Bar(low - slack, high + slack)
+    threshold = entry.threshold * sum(data_interval(config)) / 2.0 if entry.of_data else base + entry.threshold
+    return Bar(-math.inf, threshold) if entry.at_most else Bar(threshold, math.inf)
+
+
+def data_interval(config: TrainConfig, deterministic: bool = False) -> tuple[float, float]:
+    """95 % interval of the mean return of the episodes that a config's dataset holds, in the environment's rewards; or
+    would hold if its agent had acted without noise."""
+    from rl_training.experiment.run.transition_data import make_dataset
+
+    plain: dict[str, Any] = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_clip": None}
+    if deterministic:
+        plain |= {"deterministic": True, "noise": 0.0}
+    returns = make_dataset(config.hyper().dataset.model_copy(update=plain), config.env_id).episode_returns()
+    half = 1.96 * float(returns.std(ddof=1)) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
+    mean = float(np.mean(returns))
+    return mean - half, mean + half
+
+
+def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, base: float = 0.0) -> dict[str, Any]:
+    """What the ledger keeps of a finished run: scores of every seed, the curve, versions, the whole config."""
+    from rl_training.experiment.run.metrics import read_metrics
+
+    final = trained.final_eval
+    score = float(final[entry.statistic])
+    bar = bar_of(entry, config, final, base)
+    curve: dict[str, Any] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
+    per_seed: dict[str, list[float]] = {}
+    for row in read_metrics(trained.run_dir):
+        single = len(config.all_seeds) == 1
+        if "eval/mean_reward" in row and (single or "seed" in row):
+            seed = row.get("seed", config.all_seeds[0])
+            per_seed.setdefault(str(seed), []).append(round(row["eval/mean_reward"], 4))
+        if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
+            curve["step"].append(row["step"])
+            curve["mean_return"].append(row["eval/mean_reward"])
+            for end in ("ci95_low", "ci95_high"):  # one seed has no interval
+                curve[end].append(row.get(f"eval/{end}", row["eval/mean_reward"]))
+    return {
+        "algo": entry.algo,
+        "env_id": entry.env_id,
+        "preset": entry.preset,
+        "variant": entry.variant,
+        "total_timesteps": entry.total_timesteps,
+        "completed": trained.status == "completed",
+        "seeds": list(config.all_seeds),
+        "threshold": bar.high if entry.at_most else bar.low,
+        "at_most": entry.at_most,
+        **({"ceiling": bar.high} if entry.like_data or entry.like_agent else {}),
+        **({"above": entry.above} if entry.above else {}),
+        "source": entry.source,
+        "statistic": entry.statistic,
+        "score": score,
+        "passed": trained.status == "completed" and entry.passes(score, bar),
+        "final_eval": final,
+        "curve": {**curve, "per_seed": per_seed},
+        "env_steps": trained.summary["env_steps"],
+        "wall_time_s": trained.summary["wall_time_s"],
+        "device": trained.summary["device"].split(":")[0],
+        "execution": trained.summary["execution"],
+        **{k: v for k, v in trained.summary.items() if k == "dataset_hash"},
+        "versions": library_versions(),
+        "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # not where it was kept
+    }
+
+
+def verify(
+    algo: str, env: str | None = None, seeds: Sequence[int] | None = None, output: Path | None = None,
+    progress: bool = True, **changes: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Run every ledger entry of an algorithm: {"algo", "passed", "results": [...]}"""
+    rows = [
+        run_entry(entry, seeds=seeds, output=output or RESULTS, progress=progress, **changes)
+        for entry in find(algo, env)
+    ]
+    return {"algo": algo, "passed": all(row["passed"] for row in rows), "results": rows}

@@ -1,0 +1,257 @@
+"""The device side of training: all learning state as one tree of tensors, and the functions that advance it.
+
+`interact` stores the last transition and chooses the next actions; `update` samples from replay and learns (rollouts:
+rollout_learner.py). Each is one function of the tree, so each is one graph, and each works on all seeds at once.
+Every tensor has a leading seed axis S; algorithms never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, TrainState, rows_like
+from rl_training.data.storage import Storage, action_column, map_columns, observation_columns
+from rl_training.ops import rng
+from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
+from rl_training.runtime.engine.executor import Executor
+
+if TYPE_CHECKING:
+    from rl_training.envs.vector import Step
+
+FIXED = ("data", "prior")  # parts of the tree that hold transitions; `prior` never changes and is never saved
+ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
+
+
+def first_seed(tree: Any) -> Any:
+    return tree_map(lambda x: x[0], tree)
+
+
+def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] = first_seed) -> Callable[..., Any]:
+    """Apply a function of one seed's trees to trees with a seed axis: vmap, or a plain call for a single seed."""
+    if seeds > 1:
+        return torch.vmap(fn)
+
+    def single(*trees: Any) -> Any:
+        return tree_map(lambda x: x.unsqueeze(0), fn(*(first(tree) for tree in trees)))
+
+    return single
+
+
+class Learner:
+    """State and functions common to every loop."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], store: Storage, seeds: Sequence[int], horizon: int, executor: Executor
+    ) -> None:
+        self.algorithm, self.store, self.seeds, self.executor = algorithm, store, tuple(seeds), executor
+        self.device, self.num_envs = executor.device, store.num_envs
+        count, envs, device, spec = len(self.seeds), store.num_envs, executor.device, algorithm.spec
+
+        def rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.zeros((count, envs, *shape), dtype=dtype, device=device)
+
+        self.tree: dict[str, Any] = {
+            "train": tree_stack([algorithm.init_state(seed) for seed in self.seeds]),
+            "data": store.init(count, device),
+            "keys": torch.stack([rng.key_from_seed(seed) for seed in self.seeds]).to(device),
+            "obs": map_columns(rows, observation_columns(spec)),
+            "actions": rows(*action_column(spec)),
+            "extras": map_columns(rows, algorithm.extra_columns()),  # what the policy wants stored with its actions
+            "carry": tree_stack([tree_map(lambda x: x.to(device), algorithm.init_carry(envs))] * count),
+            "steps": torch.zeros(count, dtype=torch.int64, device=device),  # calls of `interact`, the clock of acting
+            "env_steps": torch.zeros(count, dtype=torch.int64, device=device),
+            "horizon": torch.full((count,), max(1, horizon), dtype=torch.int64, device=device),
+            "bad_step": torch.full((count,), -1, dtype=torch.int64, device=device),  # first non-finite update
+        }
+        # What the environments give back, in static buffers that a captured graph can read.
+        self.inputs: dict[str, Any] = {
+            "obs": map_columns(rows, observation_columns(spec)),
+            "final_obs": map_columns(rows, observation_columns(spec)),
+            "scalars": rows((5,), torch.float32),  # reward, terminated, truncated, valid, advance
+        }
+        self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else self.inputs
+        rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
+        self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
+        self._columns = [self._scalars[:, i] for i in range(5)]
+        self.uneventful = False  # do they say that every row is stored and no episode ended?
+        self._chosen = self.tree["actions"].flatten(0, 1)
+        self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
+        self._views: dict[int, tuple[Any, Any]] = {}
+        self._copied: torch.cuda.Event | None = None
+        self._interact = executor.wrap(self.interact_fn, self.small_state)
+
+    def per_seed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, written for one seed, for all of them."""
+        return over_seeds(fn, len(self.seeds), self._first)
+
+    def _first(self, tree: Any) -> Any:
+        """The only seed's part of a tree. In eager mode the views of a static tree (all but single tensors) are made
+        once: cutting twenty tensors anew costs a tenth of an update."""
+        if torch.compiler.is_compiling() or isinstance(tree, Tensor):
+            return first_seed(tree)
+        known = self._views.get(id(tree))
+        if known is None or known[0] is not tree:
+            known = self._views[id(tree)] = (tree, first_seed(tree))
+        return known[1]
+
+    @property
+    def train(self) -> TrainState:
+        state: TrainState = self.tree["train"]
+        return state
+
+    def small_state(self) -> Any:
+        """Everything but the stored transitions: what a capture's trial runs must not change."""
+        stored = {*self.store.columns, "ring"}
+        data = {k: v for k, v in self.tree["data"].items() if k not in stored}
+        return {**{k: v for k, v in self.tree.items() if k not in FIXED}, "data": data}
+
+    def _pinned(self, tree: Any) -> Any:
+        return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, pin_memory=True), tree)
+
+    # --- collecting --------------------------------------------------------------------------------------------
+
+    def write_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> None:
+        """Store the transition that ended with `inputs`: last obs and action, reward, true next observation."""
+        reward, terminated, truncated, valid, advance = inputs["scalars"].unbind(-1)
+        row = {
+            "obs": tree["obs"], "next_obs": inputs["final_obs"], "actions": tree["actions"], "rewards": reward,
+            "terminated": terminated > 0.5, "truncated": truncated > 0.5, **tree["extras"],
+        }  # fmt: skip
+        if "valid" in self.store.columns:
+            row["valid"] = valid > 0.5
+        self.store.write(tree["data"], row, advance > 0.5)
+        tree["env_steps"].add_(advance.sum(-1).to(torch.int64))
+        train: TrainState = tree["train"]
+        train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
+
+    def act_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
+        """Actions for the observations in `inputs`, of every seed: [S, N, ...]."""
+
+        def one(train: TrainState, carry: Any, obs: Any, scalars: Tensor, key: Tensor, step: Tensor) -> Any:
+            if tree_leaves(carry):  # an episode begins after the end of one, and after a row that is no transition
+                starts = (scalars[:, 1] + scalars[:, 2] > 0.5) | (scalars[:, 3] < 0.5)
+                fresh = tree_map(lambda x: x.to(starts.device), self.algorithm.init_carry(self.num_envs))
+                carry = tree_map(lambda old, new: torch.where(rows_like(starts, old), new, old), carry, fresh)
+            act_key = rng.fold(rng.fold(key, ACT), step)
+            return self.algorithm.select_action(train, carry, obs, act_key, explore=True)
+
+        carry, actions, extras = self.per_seed(one)(
+            tree["train"], tree["carry"], inputs["obs"], inputs["scalars"], tree["keys"], tree["steps"]
+        )
+        copy_into(tree["carry"], carry)
+        copy_into(tree["extras"], extras)
+        copy_into(tree["obs"], inputs["obs"])
+        tree["actions"].copy_(actions)
+        tree["steps"].add_(1)
+        chosen: Tensor = tree["actions"]
+        return chosen
+
+    def interact_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
+        self.write_fn(tree, inputs)
+        return self.act_fn(tree, inputs)
+
+    def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
+        """Copy what the environments returned into the input buffers."""
+        self._wait()
+        reward, terminated, truncated, valid, advance = self._columns
+        reward[:] = step.rewards
+        if not (step.uneventful and self.uneventful):  # most steps say what the last one said
+            terminated[:] = step.terminated
+            truncated[:] = step.truncated
+            valid[:] = step.valid
+            advance[:] = True if keep_invalid else step.valid
+            self.uneventful = step.uneventful
+        self._upload(step.obs, step.final_obs)
+
+    def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
+        """Observations to act on, and no transition to store. Episodes begin with them, unless the loaded transition
+        was only stored already (`begins` False): then they begin where it says. `lost`: running episodes are over."""
+        self._wait()
+        self.uneventful = False
+        self._scalars[:, :1] = 0.0
+        self._scalars[:, 4] = 0.0
+        if begins:
+            self._scalars[:, 1:4] = 0.0
+            self._scalars[:, 2] = lost
+        self._upload(obs, obs)
+
+    def _wait(self) -> None:
+        """The last copy to the device has left the staging buffers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _upload(self, obs: Any, final_obs: Any) -> None:
+        """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a copy's cost."""
+        arrays = (*_arrays(obs), *_arrays(final_obs)) if isinstance(obs, dict) else (obs, final_obs)
+        for rows, array in zip(self._host_obs, arrays, strict=True):
+            rows[...] = array
+        if self.device.type == "cpu":
+            return
+        for (_, buffer), (_, staging) in zip(tree_items(self.inputs), tree_items(self._staging)):
+            buffer.copy_(staging, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def interact(self) -> np.ndarray:
+        """Store the loaded transition and return the next actions [M, ...] as an array."""
+        self._interact(self.tree, self.inputs)
+        return self.chosen_actions()
+
+    def act(self) -> np.ndarray:
+        """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
+        next one replaces it."""
+        self.uneventful = False
+        if self.device.type == "cpu":
+            self._scalars[:, 4] = 0.0
+        else:
+            self.inputs["scalars"][..., 4] = 0.0
+        return self.interact()
+
+    @torch.no_grad()
+    def write(self) -> None:
+        self.write_fn(self.tree, self.inputs)
+
+    @torch.no_grad()
+    def random_actions(self) -> np.ndarray:
+        """Uniform actions instead of the policy's: [-1, 1] or any of the discrete ones. Replaces the last choice."""
+        spec = self.algorithm.spec.action
+
+        def one(key: Tensor, step: Tensor) -> Tensor:
+            u = rng.uniform(rng.fold(rng.fold(key, WARMUP), step), (self.num_envs, max(1, spec.dim)))
+            if spec.kind == "box":
+                return 2.0 * u - 1.0
+            actions = (u * torch.tensor(spec.nvec, device=u.device)).to(torch.int64)
+            return actions[:, 0] if spec.discrete else actions
+
+        keys, steps = self.tree["keys"], self.tree["steps"]
+        actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
+        self.tree["actions"].copy_(actions)
+        if self.algorithm.recurrent:
+            copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
+        return self.chosen_actions()
+
+    def chosen_actions(self) -> np.ndarray:
+        """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
+        if self._chosen_array is not None:
+            return self._chosen_array
+        array: np.ndarray = self._chosen.cpu().numpy()
+        return array
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def note_metrics(self, tree: dict[str, Any], before: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Remember the first update whose metrics were not finite; checked on the host now and then."""
+        total = torch.stack([m.to(torch.float32) for m in metrics.values()]).sum(0)  # [S]
+        bad = tree["bad_step"]
+        bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    if isinstance(tree, dict):
+        return [array for value in tree.values() for array in _arrays(value)]
+    return [tree]

@@ -1,0 +1,137 @@
+"""Off-policy learning: sample from replay and other sources, update, write the outcome back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Algorithm, Phase, TrainState
+from rl_training.data.frames import Frames
+from rl_training.data.her import make_hindsight
+from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.source import MixedSource, Sink, Source
+from rl_training.data.storage import Batch, transition_columns
+from rl_training.errors import UserError
+from rl_training.ops import rng
+from rl_training.ops.tree import copy_into, tree_map
+from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner
+
+
+def make_replay(
+    algorithm: Algorithm[Any], num_envs: int, compute_reward: Callable[..., Any] | None = None
+) -> Replay:  # fmt: skip
+    """The replay that an algorithm's settings describe."""
+    hp, spec = algorithm.hp, algorithm.spec
+    options: dict[str, Any] = {"gamma": hp.gamma, "n_step": hp.n_step}
+    if getattr(hp, "her", None) is not None:
+        options["hindsight"] = make_hindsight(hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id)
+    if hp.frame_stack > 1:
+        if "hindsight" in options:
+            raise UserError(f"{algorithm.name}: her and frame_stack cannot be combined; set frame_stack to 1")
+        options["frames"] = Frames(spec, hp.frame_stack, algorithm.name)
+    columns = {**transition_columns(spec), **algorithm.extra_columns()}
+    if not hp.prioritized:
+        return Replay(columns, hp.buffer_size, num_envs, **options)
+    options |= {"alpha": hp.prioritized_alpha, "beta": hp.prioritized_beta}
+    return PrioritizedReplay(columns, hp.buffer_size, num_envs, **options)
+
+
+class ReplayLearner(Learner):
+    """Off-policy: `update(n)` takes n gradient steps on sampled batches."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
+        compute_reward: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        store = algorithm.replay(num_envs) or make_replay(algorithm, num_envs, compute_reward)
+        super().__init__(algorithm, store, seeds, horizon, executor)
+        self.replay = store
+        self.batch_size = algorithm.hp.batch_size
+        own = algorithm.sources()
+        self.sources: dict[str, Source] = {"replay": store, **own}
+        self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
+        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
+        if (prior := algorithm.prior()) is not None:
+            self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
+            self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
+        self.phases = algorithm.phases()
+        kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
+        self._updates = {
+            name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_whole)
+            for name, kind in kinds.items()
+        }
+        self._steps_taken: int | None = None  # of `train.step`, on this side; read from it at the first update
+
+    def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
+        """The tensors of each source of a phase."""
+
+        def of(name: str) -> dict[str, Any]:
+            if name == "mixed":
+                return {"first": tree["data"], "second": tree["prior"]}
+            data: dict[str, Any] = tree["data"] if name == "replay" else tree["sources"][name]
+            return data
+
+        return [of(name) for name in phase.sources]
+
+    def sample_one(self, phase: Phase, train: TrainState, key: Tensor, *data: dict[str, Any]) -> Batch:
+        """The batch of one seed for the next step of a phase."""
+        sample_key = rng.fold(rng.fold(key, SAMPLE), phase.clock(train) if phase.clock else train.step)
+        at = dict(zip(phase.sources, data))
+        batch: Batch = {}
+        if phase.source is not None:
+            size = self.batch_size if phase.batch_size is None else phase.batch_size
+            batch = self.sources[phase.source].sample(at[phase.source], sample_key, size, train.progress)
+        if phase.also is not None:
+            name, size = phase.also
+            more = self.sources[name].sample(at[name], rng.fold(sample_key, 1), size, train.progress)
+            batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
+        if phase.sink is not None and "frontier" in at[phase.sink]:
+            batch["frontier"] = at[phase.sink]["frontier"]
+        return batch
+
+    def update_of(self, phase: Phase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
+        """Sampling, one step of the phase, and the way its result goes back: one function, so one graph."""
+
+        def one(train: TrainState, key: Tensor, *data: dict[str, Any]) -> Any:
+            batch = self.sample_one(phase, train, key, *data)
+            new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+            out = {"train": new, "metrics": aux.metrics, "indices": batch.get("indices"), "priority": aux.priority,
+                   "rows": aux.rows}  # fmt: skip
+            return {k: v for k, v in out.items() if v is not None}  # vmap takes tensors only
+
+        def update(tree: dict[str, Any]) -> dict[str, Tensor]:
+            before = tree["train"].step.clone()
+            data = self.source_data(tree, phase)
+            out = self.per_seed(one)(tree["train"], tree["keys"], *data)
+            if phase.source is not None and phase.also is None:  # two sources have no common scale of priorities
+                self.sources[phase.source].feedback(data[0], out["indices"], out.get("priority"))
+            if phase.sink is not None:
+                self.sinks[phase.sink].append(data[phase.sources.index(phase.sink)], out["rows"])
+            copy_into(tree["train"], out["train"])
+            metrics: dict[str, Tensor] = out["metrics"]
+            self.note_metrics(tree, before, metrics)
+            return metrics
+
+        return update
+
+    def update(self, times: int, phase: Phase | None = None) -> dict[str, Tensor]:
+        """`times` gradient steps of a phase (the first one when none is named)."""
+        phase = phase or self.phases[0]
+        metrics: dict[str, Tensor] = {}
+        for _ in range(times):
+            metrics |= self._updates[self._next(phase)](self.tree)
+        return metrics
+
+    def _next(self, phase: Phase) -> str:
+        """Name of the function that the next call of a phase runs."""
+        if phase.between is None:
+            return phase.name
+        if self._steps_taken is None:
+            self._steps_taken = int(self.train.step.flatten()[0])
+        due = self._steps_taken % phase.period == 0
+        self._steps_taken += 1
+        return phase.name if due else f"{phase.name}/between"

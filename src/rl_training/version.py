@@ -1,0 +1,3 @@
+"""The version of this library. A root module, so that every layer can name it."""
+
+__version__ = "0.1.0"
