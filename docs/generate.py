@@ -1,11 +1,11 @@
-"""Writes the parts of README.md and docs/ whose source is elsewhere: between `<!-- x:start -->` and `<!-- x:end -->`.
+"""Write the generated parts of README.md and docs/, between `<!-- x:start -->` and `<!-- x:end -->`.
 
     python docs/generate.py          # write (also: make docs)
-    python docs/generate.py --check  # exit 1 when a file is not up to date
+    python docs/generate.py --check  # exit 1 if a file is out of date
 
 Sources: the registry (algorithms), results/*.json and the ledger (results, learning_curves.svg), TrainConfig and each
 Hyper (configuration), sourcebook.yaml and the registry (sourcebook).
-A test holds the files to it, so a table can neither go stale nor claim a number that no committed file has.
+A test compares the files with this output, so every number in a table comes from a committed file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def algorithms() -> str:
-    """One row for each algorithm of the registry."""
+    """One row per algorithm in the registry."""
     rows = []
     for entry in registry.entries().values():
         actions = "any" if len(entry.actions) == len(registry.ANY) else ", ".join(entry.actions)
@@ -47,7 +47,7 @@ def algorithms() -> str:
 
 
 def overview(directory: Path | None = None) -> str:
-    """One row for each algorithm, with its scores on the tasks of the ledger and whether they reached their bars."""
+    """One row per algorithm, with its ledger scores, their bars and whether they were reached."""
     found = results(directory or ROOT / "results")
     rows = []
     for entry in registry.entries().values():
@@ -58,12 +58,12 @@ def overview(directory: Path | None = None) -> str:
 
 
 def _leading(row: dict[str, Any]) -> bool:
-    """Not a control that must fail, nor a comparison of settings; offline, the variant is the dataset."""
+    """True unless the row is a control that must fail or a comparison of settings. (Offline variants are datasets.)"""
     return not row.get("at_most") and row.get("variant", "").partition("-")[0] in ("", "medium")
 
 
 def _short(row: dict[str, Any]) -> str:
-    """Such as: CartPole 498 (475); a missed bar, and a run that was cut short, say so."""
+    """For example `CartPole 498 (475)`, with a note for a missed bar or a run that was cut short."""
     task = " ".join([row["env_id"].split("/")[-1].rsplit("-v", 1)[0], row.get("variant", "")]).strip()
     score, bar = (f"{x:.0f}" if abs(x) >= 10 else f"{x:.3g}" for x in (row["score"], row["threshold"]))
     notes = [bar] + ["**missed**"] * (not row["passed"])
@@ -73,7 +73,7 @@ def _short(row: dict[str, Any]) -> str:
 
 
 def measured(directory: Path | None = None) -> str:
-    """One row for each entry of the ledger, with its committed result; then results that the ledger does not name."""
+    """One row per ledger entry, with its committed result; then the results without a ledger entry."""
     found = {
         (row["algo"], row["env_id"], row.get("variant", "")): row
         for rows in results(directory or ROOT / "results").values()
@@ -102,7 +102,7 @@ def _result(row: dict[str, Any]) -> list[str]:
     final = row["final_eval"]
     low, high = final["ci95"]
     scores = [seed["mean_return"] for seed in final.get("per_seed", ())]
-    if len(scores) > 1:  # by the method of today, whichever wrote the file
+    if len(scores) > 1:  # recomputed, because older files used another method
         low, high = interval([scores])
     of_return = row.get("statistic", "mean_return") == "mean_return"
     return [
@@ -118,7 +118,7 @@ def _result(row: dict[str, Any]) -> list[str]:
     ]
 
 
-MODEL_BASED = (  # entries of the ledger that docs/model_based.md compares: with and without a model
+MODEL_BASED = (  # ledger entries that docs/model_based.md compares: with and without a model
     ("mbpo", "Pendulum-v1", ""), ("pets", "Pendulum-v1", ""), ("sac", "Pendulum-v1", "curve"),
     ("sac", "Pendulum-v1", "many_updates"), ("mbpo", "Hopper-v5", ""), ("sac", "Hopper-v5", "early"),
     ("mopo", "Pendulum-v1", "small"), ("edac", "Pendulum-v1", "small"), ("bc", "Pendulum-v1", "small"),
@@ -127,8 +127,8 @@ MODEL_BASED = (  # entries of the ledger that docs/model_based.md compares: with
 
 
 def model_based(directory: Path | None = None) -> str:
-    """Scores of the algorithms that learn a model beside those without one, and the steps at which two scores are first
-    reached and from which on they are held: -250, the bar of mbpo, and -157, what sac has in rl-baselines3-zoo."""
+    """Scores with and without a model, and the steps at which two scores are first reached and kept from then on:
+    -250, the bar of mbpo, and -157, the score of sac in rl-baselines3-zoo."""
     found = {
         (row["algo"], row["env_id"], row.get("variant", "")): row
         for rows in results(directory or ROOT / "results").values()
@@ -155,7 +155,7 @@ def model_based(directory: Path | None = None) -> str:
                 curve = row["curve"]
                 reached = [_step(steps_to(curve, bar, stay)) for bar in (-250.0, -157.0) for stay in (False, True)]
         lines.append((MODEL_BASED.index(key), [name, entry.env_id, f"`{entry.preset}`", steps, score, *reached]))
-    bars = ["reaches -250 at", "holds it from", "reaches -157 at", "holds it from"]
+    bars = ["reaches -250 at", "stays from", "reaches -157 at", "stays from"]
     head = ["algorithm", "environment", "preset", "trained for", "mean return", *bars]
     return table(head, [line for _, line in sorted(lines)])
 
@@ -170,11 +170,11 @@ def _not_run(entry: Any) -> list[str]:
     if entry.above:
         bar = f"{entry.above} {entry.threshold:+g}"
     elif entry.like_data:
-        bar = "as its data"
+        bar = "like its data"
     elif entry.like_agent:
-        bar = "as the agent of its data"
+        bar = "like the agent of its data"
     elif entry.of_data:
-        bar = f"{entry.threshold:g} of its data's return"
+        bar = f"{entry.threshold:g} x the return of its data"
     return [
         f"`{entry.algo}`",
         _where(entry.env_id, entry.variant),
@@ -199,7 +199,7 @@ def _bar(threshold: float, at_most: bool, ceiling: float | None = None) -> str:
 
 
 def picture(directory: Path | None = None) -> str:
-    """Learning curves of all committed results: one panel for each environment. Bands where the file has every seed."""
+    """Learning curves of all committed results, one panel per environment, with bands if the file has every seed."""
     panels: dict[str, list[dict[str, Any]]] = {}
     for rows in results(directory or ROOT / "results").values():
         for row in rows:
@@ -230,13 +230,13 @@ def train_fields() -> str:
 
 
 def hyper_fields() -> str:
-    """Settings of each algorithm class. Variants share their class and are listed by what they change."""
+    """Settings of each algorithm class. Variants share a class and are described by the defaults they change."""
     parts = []
     classes: dict[str, list[registry.Entry]] = {}
     for entry in registry.entries().values():
         classes.setdefault(entry.target, []).append(entry)
     for group in classes.values():
-        entry = min(group, key=lambda e: len(e.defaults))  # the class as it is; the others change its defaults
+        entry = min(group, key=lambda e: len(e.defaults))  # the others change its defaults
         changes = [
             f"`{e.name}` is `{entry.name}` with " + ", ".join(f"`{k}: {json.dumps(v)}`" for k, v in e.defaults.items())
             for e in group
@@ -259,7 +259,7 @@ def _fields(model: type[BaseModel]) -> Iterable[list[str]]:
 
 
 def sourcebook(names: Mapping[str, str] | None = None) -> str:
-    """The book by year. `names` maps registry names to summaries: what is implemented is read from there."""
+    """The tables by year. `names` maps registry names to summaries and decides what counts as implemented."""
     if names is None:
         names = {entry.name: entry.summary for entry in registry.entries().values()}
     book: dict[int, list[dict[str, Any]]] = yaml.safe_load((ROOT / "docs" / "sourcebook.yaml").read_text("utf-8"))
@@ -268,7 +268,7 @@ def sourcebook(names: Mapping[str, str] | None = None) -> str:
         raise SystemExit(f"docs/sourcebook.yaml: unknown keys (a comma outside quotes?) in {', '.join(strange)}")
     listed = {name for rows in book.values() for row in rows for name in _names(row)}
     for name, summary in names.items():
-        if name not in listed:  # newer than the book: told by its summary, "... (Author et al. 2020)"
+        if name not in listed:  # not in the book: use its summary, "... (Author et al. 2020)"
             match = re.search(r"\(([^()]*?),? (\d{4})[a-z]?\)", summary)
             row = {"name": f"`{name}`", "by": match[1] if match else "-", "in": "-", "idea": summary, "algo": name}
             book.setdefault(int(match[2]) if match else max(book), []).append(row)
@@ -295,7 +295,7 @@ def _mark(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _reference(text: str) -> str:
-    """arXiv numbers become links."""
+    """Turn arXiv numbers into links."""
     return re.sub(r"\b(\d{4}\.\d{4,5})\b", r"[\1](https://arxiv.org/abs/\1)", text)
 
 
@@ -312,7 +312,7 @@ PICTURES = {"docs/learning_curves.svg": picture}
 
 
 def generated(path: str) -> str:
-    """The text that the file should have."""
+    """The up-to-date text of the file."""
     if path in PICTURES:
         return PICTURES[path]()
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in stale:
         if "--check" not in arguments:
             (ROOT / path).write_text(generated(path), encoding="utf-8")
-        print(f"{path}: {'not up to date' if '--check' in arguments else 'written'}")
+        print(f"{path}: {'out of date' if '--check' in arguments else 'written'}")
     return int(bool(stale) and "--check" in arguments)
 
 

@@ -1,7 +1,7 @@
-"""The pages of the site that are not files in docs/: start page, one for each algorithm, API reference, examples.
+"""Generate the pages of the site that are not files in docs/: home, one per algorithm, API reference, examples.
 
-mkdocs calls the `on_...` functions (mkdocs.yml names this file). `pages()` needs no mkdocs, so the tests can hold the
-site together, links included, without it.
+mkdocs calls the `on_...` functions (mkdocs.yml names this file). `pages()` does not need mkdocs, so the tests can check
+the site and its links without it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ELSEWHERE = {
 
 
 def rewrite(markdown: str, source: str, page: str) -> str:
-    """Links of a file of the repository, as the page of the site that it becomes has to write them."""
+    """Rewrite the links of a repository file for its page on the site."""
 
     def replace(match: re.Match[str]) -> str:
         link, anchor = match[1], match[2] or ""
@@ -53,7 +53,7 @@ def rewrite(markdown: str, source: str, page: str) -> str:
 
 
 def place(path: str) -> tuple[str, str]:
-    """(page, anchor) of the site that shows a file of the repository."""
+    """(page, anchor) of the site page that shows a repository file."""
     name = posixpath.basename(path)
     if path in ELSEWHERE:
         return ELSEWHERE[path], ""
@@ -65,7 +65,7 @@ def place(path: str) -> tuple[str, str]:
         return "plugin_example.md", ""
     if path.startswith("src/rl_training/algorithms/") and name.removesuffix(".py") in registry.entries():
         return f"algorithms/{name.removesuffix('.py')}.md", ""
-    return path, ""  # nowhere: the strict build and the tests say so
+    return path, ""  # no page: the strict build and the tests report it
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def place(path: str) -> tuple[str, str]:
 
 @cache
 def pages() -> dict[str, str]:
-    """Text of every generated file by its path in the site."""
+    """Generated files of the site: path -> text."""
     out = {
         page: rewrite((ROOT / source).read_text(encoding="utf-8"), source, page)
         for source, page in ELSEWHERE.items()
@@ -114,13 +114,13 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 
 def algorithm(entry: registry.Entry) -> str:
-    """Docstring, how to run it, what it scored, every setting."""
+    """The page of an algorithm: docstring, presets, results and settings."""
     cls = entry.load()
     module = importlib.import_module(entry.target.partition(":")[0])
     parts = [f"# {entry.name}", f"{entry.summary}.", inspect.cleandoc(module.__doc__ or "")]
     if entry.defaults:
         changes = ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in entry.defaults.items())
-        parts.append(f"A variant: the class of `{cls.__mro__[1].name}` with {changes}.")
+        parts.append(f"A variant of `{cls.__mro__[1].name}` with {changes}.")
     kinds = ", ".join(kind.replace("_", "-") for kind in entry.actions)
     parts.append(f"Family: {entry.family}. Actions: {kinds}. Python: `from rl_training import {entry.class_name}`.")
     if found := registry.presets(entry.name):
@@ -137,13 +137,13 @@ def algorithm(entry: registry.Entry) -> str:
             if row.get("curve")
         ]
     else:
-        parts.append("No committed result yet. The [ledger](../verification.md) says what it is held to.")
+        parts.append("There is no committed result. The [ledger](../verification.md) lists its bar.")
     parts += ["## Settings", generate.table(["field", "default", "meaning"], generate._fields(cls.Hyper))]
     return "\n\n".join(parts)
 
 
 def curve(row: dict[str, Any]) -> str:
-    """Mean return over the seeds with its 95 % band, as a small picture."""
+    """A small plot of the mean return over the seeds, with its 95 % band."""
     data = row["curve"]
     steps, means = data["step"], data["mean_return"]
     low, high = data.get("ci95_low", means), data.get("ci95_high", means)
@@ -178,9 +178,9 @@ def submodules(package: str) -> list[str]:
 
 
 def api(name: str) -> str:
-    """A module: its docstring and the public classes and functions that it defines."""
+    """The reference of a module: its docstring and the public classes and functions it defines."""
     module = importlib.import_module(name)
-    if name == "rl_training":  # names are imported when they are asked for
+    if name == "rl_training":  # names are imported lazily
         found = [(key, getattr(module, key)) for key in module.__all__]
     else:
         found = [(k, v) for k, v in vars(module).items() if not k.startswith("_") and defined(v, name)]
@@ -212,11 +212,11 @@ def signature(value: Any) -> str:
 
 
 def doc(value: Any) -> str:
-    """The docstring as text: what looks like a link or a tag in it is a shape or a type."""
+    """The docstring as Markdown. Brackets in it are shapes and types, not links or tags, so they are escaped."""
     own = value.__doc__ if not inspect.isclass(value) else value.__dict__.get("__doc__")
     text = inspect.cleandoc(own or "")
     if inspect.isclass(value) and text.startswith(f"{value.__name__}("):
-        return ""  # what dataclasses and named tuples write themselves: the signature again
+        return ""  # generated by dataclasses and named tuples: repeats the signature
     parts = re.split(r"(`[^`]*`|^    .*$)", text, flags=re.MULTILINE)
     return "".join(part if i % 2 else re.sub(r"([\[\]<>*_])", r"\\\1", part) for i, part in enumerate(parts))
 
