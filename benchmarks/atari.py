@@ -1,13 +1,14 @@
-"""An Atari game trained for some minutes of wall time: learning curve, frames a second, and a plain eager loop as well.
+"""Train an Atari game for a few minutes; report its learning curve and speed, and the speed of a plain eager loop.
 
     python benchmarks/atari.py [--algo qr_dqn] [--game Pong] [--minutes 6] [--json benchmarks/results/atari_pong.json]
-    python benchmarks/atari.py --sweep 15      # only speed: several numbers of games and updates, 15 s each
+    python benchmarks/atari.py --sweep 15      # speed only: several numbers of games and updates, 15 s each
 
-ale-py's vector environment steps the games on all cores while the GPU learns; frames live in replay on the device, each
-once. By default 32 games make a step, then 8 updates of 128 follow: 32 samples a step, four times what the presets
-take, in few and large updates. The plain loop is the usual way with the same games, network, batch and updates: NumPy
-replay on the host, modules, `backward()`, `torch.optim`. The JSON is written every few seconds, so a run that is cut
-short keeps its curve. Scores in the curve are those of the exploring policy; at the end the greedy one is evaluated.
+ale-py's vector environment steps the games on all cores while the GPU learns. The replay buffer is on the device and
+stores each frame once. By default, 8 updates of batch 128 follow each step of 32 games. That is 32 samples per step,
+four times as many as in the presets, in few large updates. The plain loop uses the same games, network, batch and
+updates in the usual style: a NumPy replay buffer on the host, modules, `backward()` and `torch.optim`. The JSON file
+is written every few seconds, so an interrupted run keeps its curve. Scores in the curve are those of the exploring
+policy; at the end the greedy policy is evaluated.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loops import OffPolicyLoop
 
-SKIP = 4  # frames of a step
-OWN: dict[str, dict[str, Any]] = {  # beside the preset's: larger batches take larger steps
+SKIP = 4  # frames per step
+OWN: dict[str, dict[str, Any]] = {  # changes to the preset: larger batches allow larger learning rates
     "qr_dqn": {"learning_rate": 2.0e-4, "adam_eps": 1.5e-4, "double": True, "n_step": 3, "num_quantiles": 51},
     "rainbow_dqn": {"learning_rate": 2.0e-4},
     "dqn": {"learning_rate": 2.5e-4, "double": True, "n_step": 3},
@@ -66,7 +67,7 @@ def make_loop(config: TrainConfig, device: torch.device) -> OffPolicyLoop:
 
 
 def warm_up(loop: OffPolicyLoop) -> float:
-    """Compile everything, with real steps; the seconds it takes."""
+    """Compile everything with real steps; return the seconds it took."""
     start = time.perf_counter()
     loop.advance(loop.hp.learning_starts + 3 * loop.num_envs)
     if loop.learner.device.type == "cuda":
@@ -75,7 +76,7 @@ def warm_up(loop: OffPolicyLoop) -> float:
 
 
 def train(loop: OffPolicyLoop, seconds: float, stop_at: float, save: Callable[[list[dict[str, float]]], None]) -> None:
-    """Until the time or the steps are spent, or the score is reached; `save` gets the curve so far."""
+    """Train until the time or the steps are used up or the score is reached; `save` receives the curve so far."""
     curve: list[dict[str, float]] = []
     start, first, saved = time.perf_counter(), loop.env_steps, 0.0
     while loop.env_steps < loop.total:
@@ -108,7 +109,7 @@ def evaluate(loop: OffPolicyLoop, config: TrainConfig, episodes: int) -> dict[st
 
 
 def plain(config: TrainConfig, num_envs: int, updates: int, batch: int, device: torch.device, seconds: float) -> float:
-    """Frames a second of the usual loop: quantile Q-learning with the same network, everything eager."""
+    """Frames per second of the usual loop: eager quantile Q-learning with the same network."""
     quantiles, rows = 51, 8_192
     envs = make_atari_vector(num_envs, config.env_id[6:-3].lower(), **config.env_arguments("training"))
     actions = int(envs.single_action_space.n)
@@ -159,7 +160,7 @@ def plain(config: TrainConfig, num_envs: int, updates: int, batch: int, device: 
         for _ in range(updates):
             update(min(steps, rows))
         now = time.perf_counter()
-        if not start and steps >= 4 * batch + 8 * num_envs:  # what is loaded at the first calls is not counted
+        if not start and steps >= 4 * batch + 8 * num_envs:  # do not count one-time loading
             start, first = now, steps
         elif start and now - start >= seconds:
             envs.close()
@@ -167,7 +168,7 @@ def plain(config: TrainConfig, num_envs: int, updates: int, batch: int, device: 
 
 
 def sweep(args: argparse.Namespace, device: torch.device) -> list[dict[str, float]]:
-    """Speed of several rhythms, each for `--sweep` seconds after compiling."""
+    """Speed for several numbers of games and updates, each for `--sweep` seconds after compiling."""
     rows = []
     for num_envs, updates, batch in ((16, 4, 128), (32, 8, 128), (64, 16, 128), (64, 8, 256), (128, 16, 256)):
         loop = make_loop(make_config(args, num_envs, updates, batch), device)
@@ -191,19 +192,19 @@ def main() -> None:
     parser.add_argument("--algo", default="qr_dqn", choices=sorted(OWN))
     parser.add_argument("--game", default="Pong")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--minutes", type=float, default=6.0, help="of training; compiling and the rest come on top")
-    parser.add_argument("--stop-at", type=float, default=float("inf"), help="mean score of 20 games that is enough")
-    parser.add_argument("--plain-seconds", type=float, default=10.0, help="for each plain loop; 0: none")
-    parser.add_argument("--sweep", type=float, default=0.0, help="seconds; measures rhythms instead of training")
+    parser.add_argument("--minutes", type=float, default=6.0, help="minutes of training, without compiling")
+    parser.add_argument("--stop-at", type=float, default=float("inf"), help="stop at this mean score of 20 games")
+    parser.add_argument("--plain-seconds", type=float, default=10.0, help="seconds per plain loop; 0: skip")
+    parser.add_argument("--sweep", type=float, default=0.0, help="seconds per setting; measures only speed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-envs", type=int, default=32)
-    parser.add_argument("--updates", type=int, default=8, help="in each step of all games")
+    parser.add_argument("--updates", type=int, default=8, help="updates per step of all games")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=4_000_000, help="at most; schedules are laid over them")
-    parser.add_argument("--explore", type=int, default=200_000, help="steps over which epsilon falls")
+    parser.add_argument("--steps", type=int, default=4_000_000, help="maximum number of steps; schedules span these")
+    parser.add_argument("--explore", type=int, default=200_000, help="steps over which epsilon decays")
     parser.add_argument("--target", type=int, default=4_000, help="steps between target updates")
-    parser.add_argument("--start", type=int, default=10_000, help="random steps at the beginning")
-    parser.add_argument("--buffer", type=int, default=200_000, help="transitions in replay")
+    parser.add_argument("--start", type=int, default=10_000, help="random steps before learning starts")
+    parser.add_argument("--buffer", type=int, default=200_000, help="transitions in the replay buffer")
     parser.add_argument("--eval-episodes", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -225,15 +226,15 @@ def main() -> None:
     save(config=config.to_dict())
     if args.plain_seconds:
         same = plain(config, args.num_envs, args.updates, args.batch, device, args.plain_seconds)
-        usual = plain(config, 4, 1, 32, device, args.plain_seconds)  # four games, one update of 32: the papers' rhythm
-        save(plain_frames_per_s={"same rhythm": same, "4 games, one update of 32": usual})
-        print(f"plain eager loop: {same:,.0f} frames/s in the same rhythm, {usual:,.0f} in that of the papers")
+        usual = plain(config, 4, 1, 32, device, args.plain_seconds)  # the papers' setting
+        save(plain_frames_per_s={"same games and updates": same, "4 games, one update of 32": usual})
+        print(f"plain eager loop: {same:,.0f} frames/s with the same games and updates, {usual:,.0f} as in the papers")
     loop = make_loop(config, device)
     save(compiling_s=warm_up(loop))
     train(loop, 60.0 * args.minutes, args.stop_at, lambda curve: save(curve=curve))
     loop.envs.close()
     save(final_eval=evaluate(loop, config, args.eval_episodes))
-    speed = f"{out['curve'][-1]['frames_per_s']:,.0f} frames/s; " if "curve" in out else "no game was finished; "
+    speed = f"{out['curve'][-1]['frames_per_s']:,.0f} frames/s; " if "curve" in out else "no game finished; "
     print(f"{speed}greedy score {out['final_eval']['mean_return']:.1f}")
 
 

@@ -1,5 +1,7 @@
-"""What is measured: the same environment, networks, batch and update ratio for every library. Standard library only,
-because the workers of other interpreters import it."""
+"""The cases to measure, with the same environment, networks, batch and update ratio for every library.
+
+This module uses only the standard library, because workers in other interpreters import it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One training set-up, in Stable-Baselines3's names; `linear` values fall from the first number to the second."""
+    """One training setup, with Stable-Baselines3's names. `linear` values decay from the first number to the second."""
 
     algo: str
     env_id: str
@@ -17,9 +19,9 @@ class Case:
     hidden_sizes: tuple[int, ...]
     kwargs: dict[str, Any]
     linear: dict[str, tuple[float, float]] = field(default_factory=dict)
-    warmup: int = 1_000  # environment steps before the clock starts: compiling and recording are over then
-    total: int = 1_000_000_000  # budget that schedules refer to
-    eval_interval: int = 0  # environment steps between evaluations, when the question is time to a score
+    warmup: int = 1_000  # environment steps before the clock starts, so that compiling and recording are done
+    total: int = 1_000_000_000  # budget that schedules span
+    eval_interval: int = 0  # environment steps between evaluations, to measure the time to a score
 
 
 _DQN = {
@@ -45,8 +47,8 @@ _TRPO = {
     "cg_damping": 0.1, "line_search_max_iter": 10, "n_critic_updates": 10, "target_kl": 0.01,
 }  # fmt: skip
 
-# One hidden layer and one LSTM of 64 units for actor and critic each; here the layer comes before the cell, in
-# sb3-contrib behind it. Gradients flow back through 16 steps here, through an episode's part of the rollout there.
+# Actor and critic each have one hidden layer and one LSTM with 64 units. The layer comes before the cell here and after
+# it in sb3-contrib. Gradients flow back through 16 steps here, and through an episode's part of the rollout there.
 _RECURRENT = {**_PPO, "cell_size": 64, "sequence_length": 16}
 
 THROUGHPUT = {
@@ -58,7 +60,7 @@ THROUGHPUT = {
     "recurrent_ppo": Case("recurrent_ppo", "CartPole-v1", 8, (64,), _RECURRENT, warmup=4_096),
 }
 
-# The settings of the Stable-Baselines3 zoo (those of the packaged preset for ppo; dqn with a falling step size).
+# The settings of rl-baselines3-zoo (for ppo, the packaged preset; dqn with a decaying learning rate).
 SOLVED = {
     "dqn": Case(
         "dqn", "CartPole-v1", 1, (256, 256),
@@ -85,7 +87,7 @@ EVAL_EPISODES = 10
 # Complete runs, one after the other and as one study.
 WHOLE_STEPS, WHOLE_SEEDS = 50_000, 8
 
-# (case, contender, baseline) -> the ratio of steps per second that we aim at.
+# (case, contender, baseline) -> goal for the ratio of steps per second.
 GOALS = {
     ("dqn", "compile", "sb3"): 8.0,
     ("ppo", "compile", "sb3"): 8.0,

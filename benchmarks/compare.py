@@ -1,9 +1,9 @@
-"""rl_training against Stable-Baselines3 and SBX, side by side in one run on this machine.
+"""Compare rl_training with Stable-Baselines3 and SBX, side by side on this machine.
 
     python benchmarks/compare.py [--quick] [--json out.json] [--only dqn,ppo] [--sbx-python PATH]
 
-Each measurement is a process of its own, on one core. Contenders take turns (A B C A B C ...), so a noisy machine hits
-all of them; the ratio is taken within a round, and the table shows its median and its range over the rounds.
+Each measurement is a separate process on one core. Contenders run in turn (A B C A B C ...), so a noisy machine affects
+all of them. Ratios are computed within a round; the table shows their median and range over the rounds.
 `report.py` turns the JSON into docs/benchmarks.md.
 """
 
@@ -32,7 +32,7 @@ LIMIT_S = 900
 
 
 def idle_core() -> int | None:
-    """The core that did least in the last moment; every contender of a round is pinned to one."""
+    """The core that was most idle in the last 0.3 s. Every measurement is pinned to one core."""
     if not hasattr(os, "sched_setaffinity"):
         return None
 
@@ -51,7 +51,7 @@ def idle_core() -> int | None:
 
 
 def measure(task: dict[str, Any], python: str) -> dict[str, Any] | None:
-    """Run one worker; None, with one line said, when it fails."""
+    """Run one worker. If it fails, print one line and return None."""
     task = {**task, "core": idle_core()}
     command = [python, str(HERE / "worker.py"), json.dumps(task)]
     started = time.time()
@@ -86,7 +86,7 @@ def middle(values: list[float]) -> dict[str, float]:
 
 
 def rounds(kind: str, case: str, pythons: dict[str, str], count: int, seconds: float) -> list[dict[str, Any]]:
-    """`count` rounds of every contender in turn."""
+    """Run `count` rounds of every contender in turn."""
     out = []
     for number in range(count):
         row: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def rounds(kind: str, case: str, pythons: dict[str, str], count: int, seconds: f
 
 
 def speed_ratio(rows: list[dict[str, Any]], ours: str, base: str) -> dict[str, float] | None:
-    """By the clock, and (`cpu`) by processor seconds, which other programs on the machine disturb less."""
+    """The ratio by wall time and (`cpu`) by CPU time, which is less sensitive to other programs."""
     both = [r for r in rows if ours in r and base in r]
     if not both:
         return None
@@ -137,7 +137,7 @@ def solved(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
 
 
 def train_command(case: str, seeds: str, steps: int, folder: str) -> list[str]:
-    """What a user would type, with the settings of the case."""
+    """The command that a user would type, with the settings of the case."""
     c = THROUGHPUT[case]
     values = {"execution": "compile", "num_envs": c.num_envs, "output_dir": folder}
     values |= {f"algo_kwargs.{k}": v for k, v in {**c.kwargs, "hidden_sizes": list(c.hidden_sizes)}.items()}
@@ -148,8 +148,10 @@ def train_command(case: str, seeds: str, steps: int, folder: str) -> list[str]:
 
 
 def whole_runs(case: str, count: int) -> dict[str, Any]:
-    """Eight `rl-training train` one after the other, and one study of the same eight seeds: seconds of the complete
-    processes, from start to exit, with start-up, evaluation and checkpoint. The graphs are cached before."""
+    """Time eight `rl-training train` processes in sequence and one study of the same eight seeds.
+
+    Times are for complete processes, with start-up, evaluation and checkpoint. The graphs are cached beforehand.
+    """
 
     def seconds(seeds: str, steps: int) -> float:
         core = idle_core()
@@ -179,7 +181,7 @@ def whole_runs(case: str, count: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["", "steps per second (median of the rounds; ratio: median, lowest to highest within a round)"]
+    lines = ["", "steps per second (median over rounds; ratios: median, lowest to highest)"]
     for case, data in results["throughput"].items():
         for name, speed in data["steps_per_s"].items():
             start = f"start-up {data['first_startup_s'].get(name, 0.0):.1f} s, then {data['startup_s'][name]:.1f} s"
@@ -188,10 +190,10 @@ def table(results: dict[str, Any]) -> str:
             goal = (
                 "" if r["goal"] is None else f"  goal {r['goal']:g}: {'met' if r['median'] >= r['goal'] else 'MISSED'}"
             )
-            spread = f"{r['low']:.2f} - {r['high']:.2f}, by processor time {r['cpu']:.2f}"
+            spread = f"{r['low']:.2f} - {r['high']:.2f}, by CPU time {r['cpu']:.2f}"
             lines.append(f"  {case:<6} {r['ours']} / {r['base']}: {r['median']:.2f}x ({spread}){goal}")
     for case, w in results.get("whole", {}).items():
-        lines.append(f"{w['seeds']} complete runs of {w['steps']:,} steps, start-up included")
+        lines.append(f"{w['seeds']} complete runs of {w['steps']:,} steps, including start-up")
         verdict = "met" if w["ratio"]["median"] >= w["goal"] else "MISSED"
         apart, study = w["apart_s"]["median"], w["study_s"]["median"]
         lines.append(
@@ -211,7 +213,7 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter windows, no DQN time to solved")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter windows, no time to solve with DQN")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--only", default="", help=f"comma-separated: {', '.join(THROUGHPUT)}, study, whole, solved")
     parser.add_argument("--sbx-python", default="", help="interpreter that can import sbx, if this one cannot")
@@ -228,12 +230,12 @@ def main() -> None:
     if can_import(sys.executable, "stable_baselines3"):
         pythons["sb3"] = sys.executable
     else:
-        say("Stable-Baselines3 is skipped: pip install 'rl-training[bench]'")
+        say("Stable-Baselines3 is skipped; install it with: pip install 'rl-training[bench]'")
     sbx = args.sbx_python or sys.executable
     if can_import(sbx, "sbx"):
         pythons["sbx"] = sbx
     else:
-        say("SBX is skipped: it is not importable; --sbx-python takes another interpreter")
+        say("SBX is skipped because it cannot be imported; pass another interpreter with --sbx-python")
 
     results: dict[str, Any] = {"throughput": {}, "whole": {}, "solved": {}}
     for case in THROUGHPUT:
@@ -272,7 +274,7 @@ def processor() -> str:
 
 
 def versions(pythons: dict[str, str]) -> dict[str, str]:
-    """Versions of what ran, each asked of its own interpreter."""
+    """Versions of the packages, each read from its own interpreter."""
     found = {}
     packages = {"torch": "compile", "gymnasium": "compile", "stable-baselines3": "sb3", "sbx-rl": "sbx", "jax": "sbx"}
     for package, contender in packages.items():

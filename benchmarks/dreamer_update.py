@@ -1,16 +1,17 @@
-"""How long one update of Dreamer takes: eager, captured, compiled, compiled and captured; beside the floors that
-arithmetic and memory traffic set.
+"""Measure one update of Dreamer (eager, captured, compiled, compiled and captured) and its lower bounds.
 
     python benchmarks/dreamer_update.py [--device cuda] [--size 12m] [--batch 16] [--length 64] [--obs image]
                                         [--modes eager,captured,cudagraph] [--matmul high] [--profile] [--json F]
 
-Needs no environment: the replay is filled with made-up observations (64x64 images or 24 numbers; 18 actions). A number
-is the median of single updates; sampling from the replay, the step and the way of its results back are in it.
-`captured` is the eager update as one CUDA graph: no compiler, seconds to be ready; `steps` the same with the steps of
-the recurrent loops compiled. `cudagraph` is what training uses.
-The floors: floating-point operations of the matrix products and convolutions over the device's peak, and the bytes
-that those, and the optimiser, cannot but read and write over its bandwidth. Peaks are given in --tflops and --tbytes
-(defaults: an H200 in TF32 and its memory).
+No environment is needed: the replay buffer is filled with random observations (64x64 images or 24 numbers; 18 actions).
+Each number is the median over single updates, including sampling and writing the results back.
+
+Modes: `captured` is the eager update as one CUDA graph; it needs no compiler and is ready in seconds. `steps` is the
+same with the steps of the recurrent loops compiled. `cudagraph` is what training uses.
+
+Lower bounds: the floating-point operations of matrix products and convolutions divided by the device's peak, and the
+bytes that these and the optimiser must read and write divided by its bandwidth. Set the peaks with --tflops and
+--tbytes (defaults: an H200 with TF32).
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
-ROWS = 4_096  # observations in the replay
+ROWS = 4_096  # observations in the replay buffer
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 
 
 class Work(TorchDispatchMode):
-    """What matrix products and convolutions compute, and the bytes that they read and write, each operand once; and
-    the number of all operations. (torch's own counter also follows modules, and fails where autograd ends at one.)"""
+    """Count the operations, and the FLOPs and bytes of matrix products and convolutions (each operand once).
+
+    torch's own counter also follows modules, and fails where autograd ends at one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +98,7 @@ def captured(learner: ReplayLearner) -> Callable[[], Any]:
 
 
 def floors(args: argparse.Namespace) -> dict[str, float]:
-    """What one update has to compute and to move."""
+    """What one update must compute and move."""
     learner = make_learner(args, "eager")
     update = learner.update_of(learner.phases[0])
     work = Work()
@@ -130,7 +133,7 @@ def milliseconds(call: Callable[[], Any], device: torch.device, budget: float) -
 
 
 def profiled(call: Callable[[], Any]) -> dict[str, Any]:
-    """Kernels of one update on the GPU: how many, how long, and which take the time."""
+    """Kernels of one update on the GPU: their number, their total time and the slowest ones."""
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -150,7 +153,7 @@ def measure(args: argparse.Namespace, mode: str) -> tuple[dict[str, Any], Callab
     device = torch.device(args.device)
     learner = make_learner(args, "eager" if mode in ("eager", "captured", "steps") else mode)
     start = time.perf_counter()
-    if mode == "eager":  # the function itself: no recording of its operations
+    if mode == "eager":  # the plain function, without a recording
         update = learner.update_of(learner.phases[0])
         call: Callable[[], Any] = torch.no_grad()(lambda: update(learner.tree))
     elif mode == "captured":
@@ -186,12 +189,12 @@ def main() -> None:
     parser.add_argument("--obs", choices=("image", "vector"), default="image")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--modes", default="eager,captured,steps,cudagraph" if cuda else "eager,compile")
-    parser.add_argument("--matmul", default="high", choices=("highest", "high"), help="high: TF32, in every mode")
-    parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN try its algorithms")
-    parser.add_argument("--profile", action="store_true", help="on CUDA: which kernels take the time")
-    parser.add_argument("--budget", type=float, default=5.0, help="seconds for each number")
-    parser.add_argument("--tflops", type=float, default=494.0, help="peak of the device")
-    parser.add_argument("--tbytes", type=float, default=4.8, help="bandwidth of its memory")
+    parser.add_argument("--matmul", default="high", choices=("highest", "high"), help="high: TF32 in every mode")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="let cuDNN benchmark its algorithms")
+    parser.add_argument("--profile", action="store_true", help="on CUDA: show the slowest kernels")
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds per measurement")
+    parser.add_argument("--tflops", type=float, default=494.0, help="peak TFLOP/s of the device")
+    parser.add_argument("--tbytes", type=float, default=4.8, help="memory bandwidth in TB/s")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_float32_matmul_precision(args.matmul)
@@ -205,27 +208,27 @@ def main() -> None:
     work = out["work"]
     print(
         f"{args.size}, {args.batch} x {args.length}, {args.obs}: {work['parameters'] / 1e6:.1f} M parameters,"
-        f" {work['operations']:,} operations, {work['gflop']:,.0f} GFLOP, {work['gbyte']:.2f} GB; floors"
+        f" {work['operations']:,} operations, {work['gflop']:,.0f} GFLOP, {work['gbyte']:.2f} GB; lower bounds"
         f" {work['floor_arithmetic_ms']:.2f} ms (arithmetic) and {work['floor_bytes_ms']:.2f} ms (bytes)",
         flush=True,
     )
     for mode in args.modes.split(","):
         try:
             row, call = measure(args, mode)
-        except Exception as error:  # one failure must not lose the other measurements
+        except Exception as error:  # keep the other measurements
             print(f"{mode}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
             continue
         out["rows"].append(row)
         slowest = next((r["ms"] for r in out["rows"] if r["mode"] == "eager"), None)
         ratio = f", {slowest / row['ms']:.1f}x eager" if slowest else ""
-        print(f"{mode:<10}{row['ms']:10.2f} ms an update, ready after {row['ready_s']:.1f} s{ratio}", flush=True)
+        print(f"{mode:<10}{row['ms']:10.2f} ms per update, ready after {row['ready_s']:.1f} s{ratio}", flush=True)
         if row["broken"]:
             print(f"          not finite after the measurement: {', '.join(row['broken'][:5])}", flush=True)
         save(args.json, out)
         if args.profile and args.device.startswith("cuda"):
             try:
                 row["profile"] = profiled(call)
-            except Exception as error:  # the profiler needs rights that not every machine gives
+            except Exception as error:  # the profiler needs permissions that some machines do not give
                 print(f"          no profile: {type(error).__name__}: {str(error)[:200]}", flush=True)
             save(args.json, out)
         del call

@@ -1,10 +1,10 @@
-"""What a critic update of redq costs next to one of sac, against what its matrix products alone would cost.
+"""Compare the time of a critic update of redq and sac with the ratio of their matrix products.
 
     python benchmarks/ensembles.py [--device cuda] [--rounds 15] [--json F]
 
-HalfCheetah's sizes, 256 x 256, batch 256, compiled, in one process; sac has two critics, redq ten, of which two make a
-target. Products are counted by PyTorch's counter on the same update run eagerly. The two take turns, and the ratio is
-taken inside a round.
+The sizes are HalfCheetah's, with 256 x 256 networks and batch 256, compiled, in one process. sac has two critics;
+redq has ten, of which two make a target. PyTorch's counter counts the products of the same update run eagerly. The
+two run in turn, and the ratio is computed within a round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make(name: str, mode: str, device: torch.device) -> ReplayLearner:
     )
     learner = ReplayLearner(algorithm, [0], 1, 1_000_000, Executor(mode, device))  # type: ignore[arg-type]
     fill(learner, algorithm.spec)
-    learner.update(3)  # past the one update of the policy; compiling, capturing
+    learner.update(3)  # gets past the only policy update; compiles and captures
     return learner
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     }  # fmt: skip
     print(f"products: sac {gflop['sac']:.3f} GFLOP, redq {gflop['redq']:.3f}: {implied:.2f}x")
     print(f"time: {result['ratio']:.2f}x ({result['low']:.2f} - {result['high']:.2f})", end="")
-    print(f", {result['of_implied']:.2f} of what the products imply (at most {BAR:g})")
+    print(f", {result['of_implied']:.2f} times the ratio of the products (at most {BAR:g})")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

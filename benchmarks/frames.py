@@ -1,9 +1,10 @@
-"""Frames a second of a whole training run on HalfCheetah-v5, next to the usual loop written by hand.
+"""Frames per second of a complete training run on HalfCheetah-v5, compared with a hand-written loop.
 
     python benchmarks/frames.py [--device cuda] [--seconds 30] [--seeds 1,5] [--json F]
 
-Both step the same Gymnasium environment once and update once a step, with the same networks and batch. The loop by hand
-is the common one-file style: NumPy replay, a batch copied to the device, modules, `backward()`, `torch.optim`.
+Both make one update per step of the same Gymnasium environment, with the same networks and batch. The hand-written loop
+is in the common one-file style: a NumPy replay buffer, a batch copied to the device, modules, `backward()` and
+`torch.optim`.
 """
 
 from __future__ import annotations
@@ -93,15 +94,15 @@ def main() -> None:
     for name in args.algos.split(","):
         began = time.time()
         base = by_hand(name, torch.device(args.device), args.seconds)
-        rows.append({"algo": name, "contender": "by hand", "seeds": 1, "frames_per_s": base, "ratio": 1.0})
+        rows.append({"algo": name, "contender": "hand-written", "seeds": 1, "frames_per_s": base, "ratio": 1.0})
         for seeds in map(int, args.seeds.split(",")):
             speed = ours(name, args.device, seeds, args.seconds)
             rows.append(
-                {"algo": name, "contender": "ours", "seeds": seeds, "frames_per_s": speed, "ratio": speed / base}
+                {"algo": name, "contender": "rl_training", "seeds": seeds, "frames_per_s": speed, "ratio": speed / base}
             )
         for row in rows[-1 - len(args.seeds.split(",")) :]:
             print(
-                f"{name:<5} {row['contender']:<8} {row['seeds']:>3} seeds {row['frames_per_s']:>10,.0f} frames/s",
+                f"{name:<5} {row['contender']:<12} {row['seeds']:>3} seeds {row['frames_per_s']:>10,.0f} frames/s",
                 end="",
             )
             print(f"  {row['ratio']:.1f}x", flush=True)

@@ -1,11 +1,11 @@
-"""What an update of each value head costs next to dqn's: same batch, same network, compiled, in one process.
+"""Compare the time of an update of each value head with dqn: same batch, same network, compiled, in one process.
 
     python benchmarks/heads.py [--device cuda] [--sizes 64x64:64,256x256:128] [--rounds 15] [--json F]
 
-Sizes are hidden layers and batch size, on CartPole's 4 observations and 2 actions; `nature:32` is the Atari network on
-4 frames of 84 x 84 and 6 actions. The heads take turns, the ratio is taken inside a round, and its median and range
-are shown: on a busy machine the times mean little, the ratios more. Heads have the sizes of their papers' defaults
-here: 51 atoms, 50 quantiles (qr_dqn), 32 fractions (iqn, fqf).
+A size is the hidden layers and the batch size, for CartPole's 4 observations and 2 actions; `nature:32` is the Atari
+network with 4 frames of 84 x 84 and 6 actions. The heads run in turn, the ratio is computed within a round, and its
+median and range are shown. On a busy machine the ratios are more meaningful than the times. The heads have 51 atoms
+(c51_dqn), 50 quantiles (qr_dqn) and 32 fractions (iqn, fqf).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make(name: str, size: str, device: torch.device) -> ReplayLearner:
 
 
 def stretch(learner: ReplayLearner, updates: int) -> float:
-    """Seconds an update, over so many of them: processor time, or time on the GPU."""
+    """Seconds per update, averaged over `updates`: CPU time, or wall time on a GPU."""
     cuda = learner.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(learner.device)
@@ -65,7 +65,7 @@ def stretch(learner: ReplayLearner, updates: int) -> float:
 def measure(size: str, device: torch.device, rounds: int, budget: float, heads: list[str]) -> list[dict[str, Any]]:
     learners = {name: make(name, size, device) for name in ["dqn", *heads]}
     for learner in learners.values():
-        learner.update(5)  # compiling, capturing
+        learner.update(5)  # compiles and captures
     updates = {name: max(1, math.ceil(budget / max(stretch(x, 5), 1e-6))) for name, x in learners.items()}
     taken: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(rounds):
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="", help="default 64x64:64,256x256:128 and, on CUDA, nature:32")
     parser.add_argument("--heads", default=",".join(BAR))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget", type=float, default=0.1, help="seconds for each head in a round")
+    parser.add_argument("--budget", type=float, default=0.1, help="seconds per head and round")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)

@@ -1,14 +1,14 @@
-"""How good the dynamics ensemble is on data it has not seen: error after one and ten steps, and calibration.
+"""Error after one and ten steps, and calibration, of the dynamics ensemble on held-out data.
 
     python benchmarks/model_error.py                  # a few minutes on one core; writes docs/model_error.md
-    python benchmarks/model_error.py --env Hopper-v5  # writes this task's line anew
-    python benchmarks/model_error.py --env Hopper-v5 --set model_learning_rate=0.001  # only tries: writes nothing
+    python benchmarks/model_error.py --env Hopper-v5  # updates the line of this task
+    python benchmarks/model_error.py --env Hopper-v5 --set model_learning_rate=0.001  # a trial: writes nothing
 
-Random actions; the last fifth of the episodes is held out entirely. Errors are root mean squares over all numbers of
-the observation, each in units of its standard deviation; persistence predicts that nothing changes. A ten-step
-prediction follows the mean of the elites with the recorded actions. Calibration: how often the true change and reward
-lie in the 90 % interval of an elite's own Gaussian, which is what synthetic transitions are drawn from; the interval of
-the elites' mixture is wider, and their common mean nearer to the truth.
+The data comes from random actions. The last fifth of the episodes is held out entirely. Errors are root mean squares
+over all components of the observation, each in units of its standard deviation. Persistence predicts that nothing
+changes. A ten-step prediction follows the mean of the elites with the recorded actions. Calibration is how often the
+true change and reward lie in the 90 % interval of an elite's own Gaussian, which synthetic transitions are sampled
+from. The interval of the elites' mixture is wider, and their common mean is closer to the truth.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def collect(env_id: str, rows: int) -> tuple[EnvSpec, list[dict[str, Tensor]]]:
 
 
 def fit(dynamics: Dynamics, data: dict[str, Tensor]) -> TrainState:
-    """As the training loop does it: epochs of minibatches until the held-out rows stop improving."""
+    """Fit as the training loop does: epochs of minibatches until the error on held-out rows stops improving."""
     hp, key = dynamics.hp, rng.key_from_seed(0)
     torch.manual_seed(0)
     flat = dynamics.net.flatten(dynamics.network())
@@ -125,16 +125,16 @@ def measure(env_id: str, rows: int, **fields: Any) -> dict[str, float]:
 
 
 def write(rows: dict[str, str]) -> None:
-    """The page, with these lines of the table new."""
+    """Write the page, replacing these lines of its table."""
     page = Path(__file__).resolve().parent.parent / "docs" / "model_error.md"
     old = {line.split(" | ")[0].removeprefix("| "): line for line in page.read_text().splitlines() if line[:2] == "| "}
     lines = [row for env_id in TASKS if (row := rows.get(env_id) or old.get(env_id))]
     text = (__doc__ or "").split("\n\n", 2)[2].strip()
     head = (
-        "| task | rows learned from | held out | error, one step | persistence / error | error, ten steps |"
+        "| task | training rows | held-out rows | error, one step | persistence / error | error, ten steps |"
         " persistence / error | inside the 90 % interval |\n|---|---|---|---|---|---|---|---|\n"
     )
-    settings = "Settings, beside the defaults: " + "; ".join(
+    settings = "Settings other than the defaults: " + "; ".join(
         f"{env_id} {', '.join(f'`{k}: {list(v) if isinstance(v, tuple) else v}`' for k, v in fields.items())}"
         for env_id, fields in TASKS.items()
     )
@@ -147,9 +147,9 @@ def write(rows: dict[str, str]) -> None:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", choices=sorted(TASKS), action="append", help="a task only")
+    parser.add_argument("--env", choices=sorted(TASKS), action="append", help="measure only this task")
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="another setting; nothing is written"
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="try another setting; writes nothing"
     )
     args = parser.parse_args()
     changes = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in args.set)}

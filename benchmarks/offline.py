@@ -1,11 +1,12 @@
 """Gradient steps per second of offline algorithms.
 
     python benchmarks/offline.py --d3rlpy-python other/venv/bin/python [--quick] [--json F]   # one core, with d3rlpy
-    python benchmarks/offline.py --cuda [--seeds 1,16] [--json F]          # one graph against an eager loop, on a GPU
+    python benchmarks/offline.py --cuda [--seeds 1,16] [--json F]          # one graph and an eager loop, on a GPU
 
-Sizes of HalfCheetah (17 observations, 6 actions), networks 256 x 256, batch 256, 100 000 made-up transitions. On the
-CPU each measurement is a process of its own, pinned to one core; contenders take turns and the ratio is taken inside a
-round. d3rlpy samples a batch and updates, without its logging. The GPU part needs torch, NumPy and pydantic only.
+The sizes are HalfCheetah's (17 observations, 6 actions), with 256 x 256 networks, batch 256 and 100 000 random
+transitions. On the CPU, each measurement is a separate process pinned to one core; contenders run in turn, and the
+ratio is computed within a round. d3rlpy samples a batch and updates, without its logging. The GPU part needs only
+torch, NumPy and pydantic.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from compare import ONE_THREAD, can_import, idle_core, middle, say
 OBS, ACTIONS, ROWS, BATCH, HIDDEN = 17, 6, 100_000, 256, [256, 256]
 GOALS = {"iql": 2.5, "td3_bc": 2.0, "cql": 1.5}
 GPU_GOAL = 20.0
-BLOCK = 20  # updates between two looks at the clock
+BLOCK = 20  # updates between readings of the clock
 LIMIT_S = 600
 
 
 def arrays() -> dict[str, Any]:
-    """The same made-up transitions for everyone, in episodes of 1 000 steps."""
+    """The same random transitions for all contenders, in episodes of 1 000 steps."""
     import numpy as np
 
     g = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def timed(step: Any, seconds: float, warmup: int) -> dict[str, float]:
 
 
 def learner(algo: str, mode: str, seeds: int, device: str) -> Any:
-    """Our update on the dataset, as a run has it."""
+    """The learner of rl_training on the dataset, set up as in a run."""
     import torch
 
     from rl_training import registry
@@ -140,7 +141,7 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
     if can_import(python, "d3rlpy"):
         contenders["d3rlpy"] = python
     else:
-        say("d3rlpy is skipped: it is not importable; --d3rlpy-python takes another interpreter")
+        say("d3rlpy is skipped because it cannot be imported; pass another interpreter with --d3rlpy-python")
     count, seconds = (args.rounds or 2, 5.0) if args.quick else (args.rounds or 3, 12.0)
     out: dict[str, Any] = {}
     for algo in filter(None, args.algos.split(",")):
@@ -164,7 +165,7 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def cuda(args: argparse.Namespace) -> dict[str, Any]:
-    """One seed and several as one graph, against the usual eager loop with the data on the device."""
+    """One graph for one seed and for several, compared with the usual eager loop with the data on the device."""
     import torch
     from plain import PLAIN
     from updates import kernels, seconds
@@ -182,7 +183,7 @@ def cuda(args: argparse.Namespace) -> dict[str, Any]:
             return made.call("update")
 
         start = time.perf_counter()
-        for _ in range(5):  # compiling, capturing
+        for _ in range(5):  # compiles and captures
             step()
         ready = time.perf_counter() - start
         took = seconds(step, device, 3.0)
@@ -202,7 +203,7 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"  {algo:<8} {name:<8} {speed:>9,.1f} gradient steps/s")
         for name, r in data["ratios"].items():
             goal = f"  goal {r['goal']:g}: {'met' if r['median'] >= r['goal'] else 'MISSED'}" if r["goal"] else ""
-            spread = f"{r['low']:.2f} - {r['high']:.2f}, by processor time {r['cpu']:.2f}"
+            spread = f"{r['low']:.2f} - {r['high']:.2f}, by CPU time {r['cpu']:.2f}"
             lines.append(f"  {algo:<8} {name} / d3rlpy: {r['median']:.2f}x ({spread}){goal}")
     for r in results.get("cuda", {}).get("iql", []):
         ratio = f"  {r['vs_eager']:.1f}x the eager loop" if "vs_eager" in r else ""
@@ -214,10 +215,10 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", action="store_true", help="the GPU part instead of the comparison on one core")
-    parser.add_argument("--seeds", default="1,16", help="studies of the GPU part")
+    parser.add_argument("--cuda", action="store_true", help="run the GPU part instead of the comparison on one core")
+    parser.add_argument("--seeds", default="1,16", help="numbers of seeds in the GPU part")
     parser.add_argument("--algos", default=",".join(GOALS))
-    parser.add_argument("--modes", default="compile,eager", help="how ours runs on the CPU")
+    parser.add_argument("--modes", default="compile,eager", help="execution modes of rl_training on the CPU")
     parser.add_argument("--d3rlpy-python", default="", help="interpreter that can import d3rlpy, if this one cannot")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=0)

@@ -1,4 +1,4 @@
-"""The baseline: updates written as usual, with modules, `backward()` and `torch.optim`, on a batch that is ready."""
+"""The baseline: updates in the usual style, with modules, `backward()` and `torch.optim`, on a ready batch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # obs, actions, rewards, 
 
 
 def made_up(device: torch.device, batch: int) -> Batch:
-    """A batch of HalfCheetah's sizes."""
+    """A random batch with HalfCheetah's sizes."""
     obs, next_obs = torch.randn(2, batch, 17, device=device)
     actions = torch.rand(batch, 6, device=device) * 2.0 - 1.0
     return obs, actions, torch.randn(batch, device=device), next_obs, torch.ones(batch, device=device)
@@ -79,7 +79,7 @@ def smallest(networks: list[nn.Sequential], x: Tensor, a: Tensor) -> Tensor:
 def sac_agent(
     device: torch.device, batches: Callable[[], Batch]
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
-    """(act, update); `batches` gives the data of one update."""
+    """(act, update); `batches` returns the data of one update."""
     actor = mlp([17, 256, 256, 12], nn.ReLU).to(device)
     critics = [mlp([23, 256, 256, 1], nn.ReLU).to(device) for _ in range(2)]
     targets = copy.deepcopy(critics)
@@ -136,7 +136,7 @@ def sac(device: torch.device, batch: int = 256) -> Callable[[], Any]:
 def td3_agent(
     device: torch.device, batches: Callable[[], Batch]
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
-    """(act, update), with the layers of the published code."""
+    """(act, update), with the layer sizes of the published code."""
     actor = nn.Sequential(mlp([17, 400, 300, 6], nn.ReLU), nn.Tanh()).to(device)
     critics = [mlp([23, 400, 300, 1], nn.ReLU).to(device) for _ in range(2)]
     slow_actor, slow_critics = copy.deepcopy(actor), copy.deepcopy(critics)
@@ -177,7 +177,7 @@ def td3_agent(
 
 
 def iql(device: torch.device, batch: int = 256, rows: int = 100_000) -> Callable[[], Any]:
-    """Implicit Q-learning on a dataset that lies on the device; rows are drawn in each update."""
+    """Implicit Q-learning on a dataset on the device; each update samples its rows."""
     actor, value = mlp([17, 256, 256, 6], nn.ReLU).to(device), mlp([17, 256, 256, 1], nn.ReLU).to(device)
     log_std = torch.zeros(6, device=device, requires_grad=True)
     critics = [mlp([23, 256, 256, 1], nn.ReLU).to(device) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from the JSON files of compare.py and updates.py: numbers are never typed by hand.
+"""Write docs/benchmarks.md from the JSON files of the benchmarks, one section per file, in the given order.
 
 python benchmarks/report.py benchmarks/results/compare.json [benchmarks/results/updates_*.json ...]
 """
@@ -16,13 +16,13 @@ NAMES = {
     "study8": "rl_training, 8 seeds as one study", "sb3": "Stable-Baselines3", "sbx": "SBX (JAX)",
 }  # fmt: skip
 TITLES = {
-    "dqn": "DQN, CartPole-v1: 64x64, batch 64, one update a step",
+    "dqn": "DQN, CartPole-v1: 64x64, batch 64, one update per step",
     "ppo": "PPO, CartPole-v1: 8 environments x 128 steps, batch 256, 10 epochs, 64x64 tanh",
-    "sac": "SAC, HalfCheetah-v5: 256x256, batch 256, one update a step",
+    "sac": "SAC, HalfCheetah-v5: 256x256, batch 256, one update per step",
     "a2c": "A2C, CartPole-v1: 8 environments x 5 steps, 64x64",
-    "trpo": "TRPO, CartPole-v1: 8 environments x 128 steps, 15 steps of conjugate gradient, 10 critic updates, 64x64",
-    "recurrent_ppo": "Recurrent PPO, CartPole-v1: 8 environments x 128 steps, batch 256, 10 epochs, LSTM of 64 units",
-    "study": "DQN, CartPole-v1: eight seeds as one study against one seed (agent steps a second)",
+    "trpo": "TRPO, CartPole-v1: 8 environments x 128 steps, 15 conjugate-gradient steps, 10 critic updates, 64x64",
+    "recurrent_ppo": "Recurrent PPO, CartPole-v1: 8 environments x 128 steps, batch 256, 10 epochs, LSTM with 64 units",
+    "study": "DQN, CartPole-v1: eight seeds as one study, compared with one seed (agent steps per second)",
 }
 
 
@@ -37,17 +37,17 @@ def compare_page(data: dict[str, Any]) -> list[str]:
         "## Against other libraries",
         "",
         f"One core of {machine['processor']}, Python {machine['python']}, {versions}; {machine['date']}.",
-        f"{machine['rounds']} rounds of {machine['seconds']:g} s each, contenders in turn.",
-        "A ratio is taken within a round; its median and range are shown.",
-        "Start-up: imports, compiling and warm-up, in the first and in the fastest round.",
+        f"{machine['rounds']} rounds of {machine['seconds']:g} s each; in each round the contenders run in turn.",
+        "Ratios are computed within a round; the tables show their median and range.",
+        "Start-up includes imports, compiling and warm-up. It is given for the first and for the fastest round.",
         *([data["note"]] if "note" in data else []),
     ]
     for case, result in data["throughput"].items():
-        lines += ["", f"### {TITLES[case]}", "", row("", "steps/s", "start-up s"), row("---", "---:", "---:")]
+        lines += ["", f"### {TITLES[case]}", "", row("", "steps/s", "start-up (s)"), row("---", "---:", "---:")]
         for name, speed in result["steps_per_s"].items():
             start = f"{result['first_startup_s'].get(name, 0.0):.1f} / {result['startup_s'][name]:.1f}"
             lines.append(row(NAMES[name], f"{speed['median']:,.0f}", start))
-        lines += ["", row("ratio", "median", "range", "by processor time", "goal", "")]
+        lines += ["", row("ratio", "median", "range", "by CPU time", "goal", "")]
         lines.append(row("---", "---:", "---:", "---:", "---:", "---"))
         for r in result["ratios"]:
             verdict = "" if r["goal"] is None else "met" if r["median"] >= r["goal"] else "missed"
@@ -57,8 +57,8 @@ def compare_page(data: dict[str, Any]) -> list[str]:
             lines.append(row(pair, f"{r['median']:.2f}x", spread, f"{r['cpu']:.2f}x", goal, verdict))
     for w in data.get("whole", {}).values():
         lines += ["", f"### DQN, CartPole-v1: {w['seeds']} complete runs of {w['steps']:,} steps", ""]
-        lines += ["From the start of `rl-training train` to its exit, graphs cached by an earlier run.", ""]
-        lines += [row("", "seconds", "of a run of 500 steps"), row("---", "---:", "---:")]
+        lines += ["Time from the start of `rl-training train` to its exit, with graphs cached by an earlier run.", ""]
+        lines += [row("", "seconds", "seconds for 500 steps"), row("---", "---:", "---:")]
         lines.append(row("one after the other", f"{w['apart_s']['median']:.0f}", f"{w['startup_s']['one']:.1f} each"))
         lines.append(row("as one study", f"{w['study_s']['median']:.0f}", f"{w['startup_s']['study']:.1f}"))
         verdict = "met" if w["ratio"]["median"] >= w["goal"] else "missed"
@@ -66,8 +66,8 @@ def compare_page(data: dict[str, Any]) -> list[str]:
         lines += ["", f"The study is {w['ratio']['median']:.2f}x as fast ({spread}; goal {w['goal']:g}x: {verdict})."]
     for case, result in data["solved"].items():
         lines += ["", f"### {case.upper()}, CartPole-v1: time to a mean return of 475 over 10 episodes", ""]
-        lines += ["From the start of the process, imports and compiling included; same settings for all.", ""]
-        lines += [row("", "seconds", "steps", "runs that got there"), row("---", "---:", "---:", "---:")]
+        lines += ["Time from the start of the process, including imports and compiling. All use the same settings.", ""]
+        lines += [row("", "seconds", "steps", "solved runs"), row("---", "---:", "---:", "---:")]
         for name, d in result["contenders"].items():
             reached = [f"{d['solved_s']['median']:.1f}", f"{d['steps']['median']:,.0f}"] if d["solved"] else ["-", "-"]
             lines.append(row(NAMES[name], *reached, f"{d['solved']} of {d['runs']}"))
@@ -81,10 +81,10 @@ def updates_page(data: dict[str, Any]) -> list[str]:
         "",
         f"## One update on {machine['device']}",
         "",
-        f"torch {machine['torch']}, float32 products '{machine['matmul']}'. Ours includes sampling the batch.",
-        "'plain' is the usual way: modules, backward(), torch.optim, on a ready batch.",
+        f"torch {machine['torch']}, float32 matmul precision '{machine['matmul']}'. The updates of rl_training include",
+        "sampling the batch. 'plain' is the usual style: modules, `backward()` and `torch.optim`, on a ready batch.",
         "",
-        row("algorithm", "mode", "seeds", "us", "agent-updates/s", "against plain", "kernels"),
+        row("algorithm", "mode", "seeds", "us", "agent updates/s", "speed-up over plain", "kernels"),
         row("---", "---", "---:", "---:", "---:", "---:", "---:"),
     ]
     for r in rows:
@@ -98,10 +98,10 @@ def updates_page(data: dict[str, Any]) -> list[str]:
 
 
 def offline_page(data: dict[str, Any]) -> list[str]:
-    title = "## Offline updates" + (" next to d3rlpy" if "cpu" in data else "")
-    lines = ["", title, "", "17 observations, 6 actions, 256 x 256, batch 256; sampling included."]
+    title = "## Offline updates" + (" compared with d3rlpy" if "cpu" in data else "")
+    lines = ["", title, "", "17 observations, 6 actions, 256 x 256, batch 256; includes sampling."]
     if "cpu" in data:
-        lines += ["", row("algorithm", "mode", "against d3rlpy", "range", "by processor time", "goal")]
+        lines += ["", row("algorithm", "mode", "speed-up over d3rlpy", "range", "by CPU time", "goal")]
         lines.append(row("---", "---", "---:", "---", "---:", "---:"))
     for algo, measured in data.get("cpu", {}).items():
         for mode, r in measured["ratios"].items():
@@ -109,7 +109,7 @@ def offline_page(data: dict[str, Any]) -> list[str]:
             lines.append(row(algo, mode, f"{r['median']:.2f}x", spread, f"{r['cpu']:.2f}x", f"{r['goal']:g}x"))
     if "cuda" in data:
         lines += ["", f"iql on {data['cuda']['device']}, torch {data['cuda']['torch']}:", ""]
-        lines.append(row("what", "seeds", "us", "agent-updates/s", "against the eager loop"))
+        lines.append(row("", "seeds", "us", "agent updates/s", "speed-up over the eager loop"))
         lines.append(row("---", "---:", "---:", "---:", "---:"))
     for r in data.get("cuda", {}).get("iql", []):
         ratio = f"{r['vs_eager']:.1f}x" if "vs_eager" in r else ""
@@ -123,11 +123,11 @@ def heads_page(data: dict[str, Any]) -> list[str]:
         "",
         f"## Value heads on {machine['device']}",
         "",
-        f"torch {machine['torch']}, one compiled update, same network and batch; {machine['rounds']} rounds in turn,",
-        "the ratio to dqn taken inside a round: median and range.",
-        "51 atoms, 50 quantiles (qr_dqn), 32 fractions (iqn, fqf).",
+        f"Time of one compiled update with the same network and batch, torch {machine['torch']}. The heads run in",
+        f"turn for {machine['rounds']} rounds; the ratio to dqn is computed within a round.",
+        "The heads have 51 atoms (c51_dqn), 50 quantiles (qr_dqn) and 32 fractions (iqn, fqf).",
         "",
-        row("network : batch", "algorithm", "us", "against dqn", "range", "goal", ""),
+        row("network : batch", "algorithm", "us", "ratio to dqn", "range", "goal", ""),
         row("---", "---", "---:", "---:", "---:", "---:", "---"),
     ]
     for r in data["heads"]:
@@ -146,15 +146,15 @@ def atari_page(data: dict[str, Any]) -> list[str]:
         "",
         f"## {config['algo']} on {config['env_id']}, {data['machine']['device']}",
         "",
-        f"{config['num_envs']} games, {settings['gradient_steps']} updates of {settings['batch_size']} a step;",
-        f"{last['frames_per_s']:,.0f} frames/s while it learns, after {data['compiling_s']:.0f} s of start-up.",
-        f"A plain eager loop in the same run: {plain or 'not measured'} frames/s.",
+        f"{config['num_envs']} games; {settings['gradient_steps']} updates per step, batch {settings['batch_size']}.",
+        f"Training runs at {last['frames_per_s']:,.0f} frames/s, after {data['compiling_s']:.0f} s of start-up.",
+        f"A plain eager loop on the same machine: {plain or 'not measured'} frames/s.",
     ]
     if "final_eval" in data:
         final = data["final_eval"]
         score = f"{final['mean_return']:.1f} +/- {final['std_return']:.1f}"
-        lines += ["", f"Score of the greedy policy at the end: {score} in {final['episodes']} games."]
-    lines += ["", row("wall time", "steps", "updates", "score of the last 20 games"), row(*["---:"] * 4)]
+        lines += ["", f"Final score of the greedy policy: {score} in {final['episodes']} games."]
+    lines += ["", row("wall time", "steps", "updates", "mean score of the last 20 games"), row(*["---:"] * 4)]
     for point in curve[:: max(1, len(curve) // 12)]:
         cells = (f"{point['wall_s']:.0f} s", f"{point['step']:,}", f"{point['updates']:,}", f"{point['score']:.1f}")
         lines.append(row(*cells))
@@ -162,10 +162,10 @@ def atari_page(data: dict[str, Any]) -> list[str]:
 
 
 def frames_page(data: dict[str, Any]) -> list[str]:
-    lines = ["", f"## Whole training runs on {data['env']}, {data['device']}", ""]
-    lines += ["One update a step, next to the same loop written by hand in the usual one-file style (eager).", ""]
+    lines = ["", f"## Complete training runs on {data['env']}, {data['device']}", ""]
+    lines += ["One update per step, compared with a hand-written eager loop in the usual one-file style.", ""]
     lines += [f"{data['note']}", ""] if "note" in data else []
-    lines += [row("algorithm", "", "seeds", "frames/s", "against by hand"), row("---", "---", "---:", "---:", "---:")]
+    lines += [row("algorithm", "", "seeds", "frames/s", "speed-up"), row("---", "---", "---:", "---:", "---:")]
     for r in data["rows"]:
         lines.append(row(r["algo"], r["contender"], str(r["seeds"]), f"{r['frames_per_s']:,.0f}", f"{r['ratio']:.1f}x"))
     return lines
@@ -173,15 +173,16 @@ def frames_page(data: dict[str, Any]) -> list[str]:
 
 def ensembles_page(data: dict[str, Any]) -> list[str]:
     gflop, spread = data["gflop"], f"{data['low']:.2f} - {data['high']:.2f}"
-    share = f"{data['of_implied']:.2f} of what the products imply (at most {data['bar']:g})"
+    share = f"{data['of_implied']:.2f} times the ratio of the products (goal: at most {data['bar']:g})"
     return [
         "",
-        f"## A critic update of redq next to one of sac, {data['device']}",
+        f"## Critic updates of redq and sac, {data['device']}",
         "",
-        "17 observations, 6 actions, 256 x 256, batch 256, compiled; ten critics (two in a target) against two.",
+        "17 observations, 6 actions, 256 x 256, batch 256, compiled.",
+        "redq has ten critics (two in each target), sac has two.",
         "",
-        f"Matrix products: {gflop['redq']:.2f} against {gflop['sac']:.2f} GFLOP, {data['implied']:.2f}x.",
-        f"Time: {data['ratio']:.2f}x ({spread}), {share}.",
+        f"Matrix products: {gflop['redq']:.2f} and {gflop['sac']:.2f} GFLOP, a ratio of {data['implied']:.2f}.",
+        f"Time: a ratio of {data['ratio']:.2f} ({spread}), {share}.",
     ]
 
 
@@ -202,7 +203,8 @@ def page_of(data: dict[str, Any]) -> list[str]:
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    lines = ["# Benchmarks", "", "Generated by `benchmarks/report.py`; how to run them: `benchmarks/README.md`.", ""]
+    about = "Generated by `benchmarks/report.py`. `benchmarks/README.md` explains how to run the benchmarks."
+    lines = ["# Benchmarks", "", about, ""]
     for path in sys.argv[1:]:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         lines += page_of(data)

@@ -1,11 +1,11 @@
-"""How long one update, one action and one interaction take: eager, compiled, captured; 1 to 128 seeds at once.
+"""Time of one update, one action and one interaction: eager, compiled, captured; 1 to 128 seeds at once.
 
     python benchmarks/updates.py [--device cuda] [--algos dqn,sac] [--seeds 1,8,32] [--modes eager,compile] [--json F]
     python benchmarks/updates.py --device cuda --algos sac --modes cudagraph --inductor "" combo_kernels=True
 
-Needs no environment: the learners are filled with made-up transitions. Sizes are those of CartPole (discrete actions)
-and HalfCheetah (continuous). The baseline in the same run is the usual way to write it: modules, `loss.backward()` and
-`torch.optim`, on a ready batch. On CUDA the kernels of one update are counted too.
+No environment is needed: the learners are filled with random transitions. Sizes are those of CartPole (discrete
+actions) and HalfCheetah (continuous actions). The baseline is the usual style: modules, `loss.backward()` and
+`torch.optim`, on a ready batch. On CUDA the kernels of one update are also counted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,)), ActionSpec("discrete", (2,)))
 CHEETAH = EnvSpec("HalfCheetah-v5", ArraySpec((17,)), ActionSpec("box", (), (6,), (-1.0,) * 6, (1.0,) * 6))
-ROWS = 4_096  # transitions in the replay
+ROWS = 4_096  # transitions in the replay buffer
 
 
 def make_learner(name: str, seeds: int, mode: str, device: torch.device) -> Learner:
-    """A learner of `seeds` agents whose storage is full of made-up transitions."""
+    """A learner of `seeds` agents whose storage is full of random transitions."""
     entry = registry.entry(name)
     spec = CARTPOLE if "discrete" in entry.actions else CHEETAH
     executor = Executor(mode, device)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def make_learner(name: str, seeds: int, mode: str, device: torch.device) -> Lear
         algorithm = entry.load()(spec, device=device, num_envs=1, buffer_size=ROWS)
         learner = ReplayLearner(algorithm, numbers, 1, 1_000_000, executor)
     else:
-        raise ValueError(f"{name} has the loop {entry.loop}, which this benchmark does not know")
+        raise ValueError(f"{name} has the loop {entry.loop}, which this benchmark does not support")
     fill(learner, spec)
     return learner
 
@@ -80,7 +80,7 @@ def fill(learner: Learner, spec: EnvSpec, rows: int = ROWS) -> None:
 
 
 def seconds(fn: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Median time of a call, over several stretches that together take about `budget` seconds."""
+    """Median time of a call over several series of calls, which together take about `budget` seconds."""
 
     def stretch(calls: int) -> float:
         if device.type == "cuda":
@@ -97,7 +97,7 @@ def seconds(fn: Callable[[], Any], device: torch.device, budget: float) -> float
 
 
 def kernels(fn: Callable[[], Any], device: torch.device) -> dict[str, float] | None:
-    """Kernels (and copies) of one call and the time the GPU is busy with them."""
+    """Number of kernels (and copies) of one call, and the time that the GPU is busy with them."""
     if device.type != "cuda":
         return None
     from torch.autograd import DeviceType
@@ -114,14 +114,14 @@ def kernels(fn: Callable[[], Any], device: torch.device) -> dict[str, float] | N
 
 
 def functions(learner: Learner) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Name -> (call, gradient steps in it)."""
+    """Name -> (call, gradient steps per call)."""
     calls: dict[str, tuple[Callable[[], Any], int]] = {"interact": (learner.interact, 0)}
     if isinstance(learner, ReplayLearner):
         calls["update"] = (lambda: learner.update(1), 1)
     elif isinstance(learner, RolloutLearner):
         calls["update"] = (learner.learn, learner.updates_per_rollout)
 
-        def interact() -> Any:  # a rollout has an end: start anew instead of writing past it
+        def interact() -> Any:  # start again instead of writing past the end of the rollout
             learner.tree["data"]["count"].zero_()
             return learner.interact()
 
@@ -136,7 +136,7 @@ def measure(name: str, seeds: int, mode: str, device: torch.device, budget: floa
     rows = []
     for what, (call, steps) in functions(learner).items():
         start = time.perf_counter()
-        for _ in range(3):  # compiling, capturing, and the second call that the compiled path watches
+        for _ in range(3):  # compiles and captures; the compiled path inspects its second call
             call()
         ready = time.perf_counter() - start
         took = seconds(call, device, budget)
@@ -170,7 +170,7 @@ def measure_plain(name: str, device: torch.device, budget: float) -> list[dict[s
 
 
 def inductor_settings(group: str) -> AbstractContextManager[Any]:
-    """`name=value,name=value` for as long as the context lasts."""
+    """Apply `name=value,name=value` while the context lasts."""
     if not group:
         return nullcontext()
     import torch._inductor.config
@@ -181,7 +181,7 @@ def inductor_settings(group: str) -> AbstractContextManager[Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     plain = {r["algo"]: r["us"] for r in rows if r["mode"] == "plain"}
-    head = ("us a call", "updates/s", "vs plain", "kernels")
+    head = ("us per call", "updates/s", "vs plain", "kernels")
     lines = [f"{'algo':<16}{'what':<10}{'mode':<11}{'seeds':>5}" + "".join(f"{name:>12}" for name in head)]
     for r in rows:
         per_s = f"{r['updates_per_s']:,.0f}" if "updates_per_s" in r else ""
@@ -200,11 +200,11 @@ def main() -> None:
     parser.add_argument("--algos", default=",".join(registry.entries()))
     parser.add_argument("--seeds", default="", help="comma-separated; default 1,8,32,128 on CUDA, 1,8 on the CPU")
     parser.add_argument("--modes", default="", help="default eager,compile and, on CUDA, cudagraph")
-    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each number")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--matmul", default="highest", choices=("highest", "high", "medium"), help="float32 precision")
     parser.add_argument(
         "--inductor", nargs="+", default=[""], metavar="SETTINGS",
-        help="settings of torch._inductor.config to compare, one group an argument: name=value,name=value",
+        help="settings of torch._inductor.config to compare, one group per argument: name=value,name=value",
     )  # fmt: skip
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -228,13 +228,13 @@ def main() -> None:
             try:
                 with inductor_settings(group):
                     new = task()
-            except Exception as error:  # one failure must not lose the other measurements
+            except Exception as error:  # keep the other measurements
                 print(f"{name} {label} {group}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
                 continue
             rows += [{**row, "inductor": group} for row in new] if group else new
             last = next(r for r in reversed(rows) if r["what"] == "update")
             counted = f", {last['kernels']:.0f} kernels" if "kernels" in last else ""
-            print(f"{name} {label} {group}: {last['us']:,.1f} us an update{counted}", flush=True)
+            print(f"{name} {label} {group}: {last['us']:,.1f} us per update{counted}", flush=True)
             if args.json:
                 about = {"device": torch.cuda.get_device_name(device) if cuda else "cpu", "torch": torch.__version__,
                          "matmul": args.matmul}  # fmt: skip

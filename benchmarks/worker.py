@@ -1,7 +1,8 @@
-"""One contender in one process: `python worker.py '{"case": "dqn", "contender": "sb3", ...}'` prints one JSON line.
+"""Run one contender in one process: `python worker.py '{"case": "dqn", "contender": "sb3", ...}'` prints one JSON line.
 
-Everything runs on one thread. Speeds are taken between two events of the library's own training call, so logging and
-all other costs of a normal run are inside; start-up and compiling are before the first event and reported apart.
+Everything runs on one thread. Speeds are measured between two events of the library's own training call, so they
+include logging and all other costs of a normal run. Start-up and compiling happen before the first event and are
+reported separately.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ BORN = time.perf_counter()
 
 
 class Clock:
-    """Starts after the warm-up, stops after `seconds`; the time before it starts is the start-up."""
+    """Starts after the warm-up and stops after `seconds`. The time before it starts is the start-up."""
 
     def __init__(self, warmup: int, seconds: float) -> None:
         self.warmup, self.seconds = warmup, seconds
-        self.start: tuple[float, float, int] | None = None  # wall, processor seconds, steps
+        self.start: tuple[float, float, int] | None = None  # wall time, CPU time, steps
         self.end: tuple[float, float, int] | None = None
 
     def tick(self, steps: int) -> bool:
-        """True when enough has been measured."""
+        """Return True when enough has been measured."""
         now = time.perf_counter()
         if self.start is None:
             if steps >= self.warmup:
@@ -87,7 +88,7 @@ def ours(case: Case, mode: str, seeds: list[int], seconds: float, solve: bool) -
 
 
 def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool) -> dict[str, Any]:
-    """Stable-Baselines3, or SBX, which has the same interface."""
+    """Run Stable-Baselines3, or SBX, which has the same interface."""
     import torch
 
     torch.set_num_threads(1)
@@ -107,7 +108,7 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
     class Watch(BaseCallback):
         due = case.eval_interval
 
-        def _on_rollout_start(self) -> None:  # an iteration is complete: what the clock of PPO must see
+        def _on_rollout_start(self) -> None:  # PPO's clock ticks after complete iterations
             if rollouts and not solve:
                 clock.tick(self.num_timesteps)
 
@@ -134,7 +135,7 @@ def baselines3(case: Case, package: str, seed: int, seconds: float, solve: bool)
     if package == "sb3" and not hasattr(library, name):
         import sb3_contrib as library
     algorithm = getattr(library, name)
-    known = inspect.signature(algorithm.__init__).parameters  # SBX leaves some settings out
+    known = inspect.signature(algorithm.__init__).parameters  # SBX does not have all settings
     kwargs = {k: v for k, v in {**case.kwargs, **linear}.items() if k in known}
     cell = {"lstm_hidden_size": case.kwargs["cell_size"]} if "cell_size" in case.kwargs else {}
     model = algorithm(
