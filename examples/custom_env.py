@@ -1,8 +1,8 @@
-"""An environment of your own, given as a function, and a callback that watches the run and may end it.
+"""Train on your own environment, passed as a function, with a callback that can end the run.
 
     python examples/custom_env.py [--total-timesteps N]
 
-The agent walks on a line of nine cells and is paid when it reaches the right end; each step costs a little.
+The agent walks along nine cells and is rewarded when it reaches the right end. Each step has a small cost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Corridor(gym.Env[np.ndarray, np.int64]):
 
 
 def make_corridor() -> gym.Env[np.ndarray, np.int64]:
-    """A function of the module, not a lambda: worker processes (`vectorization: async`) must be able to import it."""
+    """A module-level function, not a lambda, because worker processes (`vectorization: async`) must import it."""
     return gym.wrappers.TimeLimit(Corridor(), 50)
 
 
@@ -62,7 +62,7 @@ def main() -> None:
 
     config = TrainConfig(
         algo="dqn",
-        env_id="Corridor-v0",  # with env_fn this is only a name, for the run directory
+        env_id="Corridor-v0",  # with env_fn, only a label for the run directory
         total_timesteps=args.total_timesteps,
         output_dir=args.output_dir,
         eval_interval=1_000,

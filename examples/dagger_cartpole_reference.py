@@ -1,6 +1,6 @@
-"""DAgger on CartPole-v1: an expert says what it would have done where the learner goes. Train, load, ask for an action.
+"""DAgger on CartPole-v1: an expert labels the states that the learner visits. Train, load, predict an action.
 
-The expert is a PPO agent of this library, trained first and kept in the cache for the next time.
+The expert is a PPO agent of this library. It is trained first and kept in the cache.
 
 python examples/dagger_cartpole_reference.py [--total-timesteps N] [--expert-timesteps N] [--seeds 0,1,2]
 """
@@ -16,12 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--total-timesteps", type=int, default=5_000)
     parser.add_argument("--expert-timesteps", type=int, default=100_000)
-    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--seeds", default="0", help="one seed, or several for a study: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
     config = make_config(
-        "dagger/cartpole",  # the packaged preset: `rl-training config --config dagger/cartpole` shows all of it
+        "dagger/cartpole",  # the packaged preset; `rl-training config --config dagger/cartpole` shows it in full
         total_timesteps=args.total_timesteps,
         seeds=[int(seed) for seed in args.seeds.split(",")],
         output_dir=args.output_dir,

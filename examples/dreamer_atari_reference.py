@@ -1,9 +1,9 @@
-"""Dreamer on an Atari game in the 100k protocol, with the packaged settings: train, then look into the model.
+"""Dreamer on an Atari game with the Atari-100k protocol and the packaged settings: train, load, read the critic.
 
 python examples/dreamer_atari_reference.py [--game Pong] [--total-timesteps N] [--size 12m]
 
-Needs `pip install rl-training[atari]`, and a GPU for more than a trial. Afterwards
-`rl-training dream --checkpoint RUN --video DIR` shows what the model predicts beside what happened.
+Needs `pip install rl-training[atari]`, and a GPU for a full run. Afterwards,
+`rl-training dream --checkpoint RUN --video DIR` shows the model's predictions next to what happened.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def main() -> None:
     parser.add_argument("--game", default="Pong")
     parser.add_argument("--total-timesteps", type=int, default=100_000)
     parser.add_argument("--size", default="12m", help="tiny, 1m, 12m, 25m, 50m, 100m or 200m")
-    parser.add_argument("--games", type=int, default=10, help="of an evaluation")
-    parser.add_argument("--max-frames", type=int, default=108_000, help="of a game in evaluations")
+    parser.add_argument("--games", type=int, default=10, help="games per evaluation")
+    parser.add_argument("--max-frames", type=int, default=108_000, help="maximum frames per evaluation game")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
     config = make_config(
-        "dreamer/pong_atari",  # the packaged preset: `rl-training config --config dreamer/pong_atari` shows all of it
+        "dreamer/pong_atari",  # the packaged preset; `rl-training config --config dreamer/pong_atari` shows it in full
         env_id=f"Atari/{args.game}-v0",
         total_timesteps=args.total_timesteps,
         seed=args.seed,
@@ -44,7 +44,7 @@ def main() -> None:
 
     agent = load(result.checkpoint_path)
     frame = np.zeros(agent.algorithm.spec.observation.shape, np.uint8)
-    print(f"score that the critic expects from a black screen: {agent.value(frame):.2f}")
+    print(f"the critic's value of a black screen: {agent.value(frame):.2f}")
 
 
 if __name__ == "__main__":

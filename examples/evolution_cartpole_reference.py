@@ -1,4 +1,4 @@
-"""CartPole-v1 without gradients: random search (ars) or an evolution strategy (openai_es), then ask for an action.
+"""CartPole-v1 without gradients: train by random search (ars) or evolution strategies (openai_es), predict an action.
 
 python examples/evolution_cartpole_reference.py [--algo openai_es] [--total-timesteps N] [--seeds 0,1,2]
 """
@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=("ars", "openai_es"), default="ars")
     parser.add_argument("--total-timesteps", type=int, default=50_000)
-    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--seeds", default="0", help="one seed, or several for a study: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 

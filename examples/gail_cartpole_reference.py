@@ -1,7 +1,8 @@
-"""CartPole-v1 from ten episodes of an expert, without its reward: GAIL, or AIRL, which learns a reward that explains
-the expert. Train, load, ask for an action.
+"""GAIL or AIRL on CartPole-v1: imitate ten episodes of an expert, without rewards. Train, load, predict an action.
 
-The expert is a PPO agent of this library, trained first and kept in the cache for the next time.
+AIRL also learns a reward that explains the expert.
+
+The expert is a PPO agent of this library. It is trained first and kept in the cache.
 
 python examples/gail_cartpole_reference.py [--algo airl] [--total-timesteps N] [--expert-timesteps N] [--seeds 0,1,2]
 """
@@ -18,12 +19,12 @@ def main() -> None:
     parser.add_argument("--algo", choices=("gail", "airl"), default="gail")
     parser.add_argument("--total-timesteps", type=int, default=300_000)
     parser.add_argument("--expert-timesteps", type=int, default=100_000)
-    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--seeds", default="0", help="one seed, or several for a study: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
     config = make_config(
-        f"{args.algo}/cartpole",  # the packaged preset: `rl-training config --config gail/cartpole` shows all of it
+        f"{args.algo}/cartpole",  # the packaged preset; `rl-training config --config gail/cartpole` shows it in full
         total_timesteps=args.total_timesteps,
         seeds=[int(seed) for seed in args.seeds.split(",")],
         output_dir=args.output_dir,
@@ -36,7 +37,7 @@ def main() -> None:
 
     agent = load(result.checkpoint_path)
     observation = [0.0, 0.0, 0.05, 0.0]  # the pole leans to the right
-    print(f"action: {agent.predict(observation)}, value of the state: {agent.value(observation):.2f}")
+    print(f"action: {agent.predict(observation)}, state value: {agent.value(observation):.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""QR-DQN on CartPole-v1 with the packaged settings: train, load the checkpoint, ask it for an action.
+"""QR-DQN on CartPole-v1 with the packaged settings: train, load the checkpoint, predict an action.
 
 python examples/qr_dqn_cartpole_reference.py [--total-timesteps N] [--seeds 0,1,2]
 """
@@ -13,12 +13,12 @@ from rl_training import QRDQN, load, make_config
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--total-timesteps", type=int, default=50_000)
-    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--seeds", default="0", help="one seed, or several for a study: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
     config = make_config(
-        "qr_dqn/cartpole",  # the packaged preset: `rl-training config --config qr_dqn/cartpole` shows all of it
+        "qr_dqn/cartpole",  # the packaged preset; `rl-training config --config qr_dqn/cartpole` shows it in full
         total_timesteps=args.total_timesteps,
         seeds=[int(seed) for seed in args.seeds.split(",")],
         output_dir=args.output_dir,
@@ -30,7 +30,7 @@ def main() -> None:
 
     agent = load(result.checkpoint_path)
     observation = [0.0, 0.0, 0.05, 0.0]  # the pole leans to the right
-    print(f"action: {agent.predict(observation)}, values of the actions: {agent.q_values(observation)}")
+    print(f"action: {agent.predict(observation)}, action values: {agent.q_values(observation)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""TQC on Pendulum-v1 with the packaged settings: train, load the checkpoint, ask it for an action.
+"""TQC on Pendulum-v1 with the packaged settings: train, load the checkpoint, predict an action.
 
 python examples/tqc_pendulum_reference.py [--total-timesteps N] [--seeds 0,1,2]
 """
@@ -13,12 +13,12 @@ from rl_training import TQC, load, make_config
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--total-timesteps", type=int, default=20_000)
-    parser.add_argument("--seeds", default="0", help="one agent, or a study of several: 0,1,2")
+    parser.add_argument("--seeds", default="0", help="one seed, or several for a study: 0,1,2")
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
     config = make_config(
-        "tqc/pendulum",  # the packaged preset: `rl-training config --config tqc/pendulum` shows all of it
+        "tqc/pendulum",  # the packaged preset; `rl-training config --config tqc/pendulum` shows it in full
         total_timesteps=args.total_timesteps,
         seeds=[int(seed) for seed in args.seeds.split(",")],
         output_dir=args.output_dir,
@@ -30,7 +30,7 @@ def main() -> None:
 
     agent = load(result.checkpoint_path)
     observation = [1.0, 0.0, 0.5]  # upright, turning slowly
-    print(f"torque: {agent.predict(observation)}, value of the state: {agent.value(observation):.2f}")
+    print(f"torque: {agent.predict(observation)}, state value: {agent.value(observation):.2f}")
 
 
 if __name__ == "__main__":

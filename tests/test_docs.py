@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pkgutil
 import posixpath
 import re
 import shlex
@@ -178,6 +179,21 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not link.startswith(("http://", "https://")):
             target = (page.parent / link).resolve()
             assert target.exists() or target in NOT_YET, f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"], ids=lambda p: p.name
+)
+def test_named_paths_and_modules_exist(page: Path) -> None:
+    """Paths in backticks are relative to the repository or to src/rl_training."""
+    package = ROOT / "src" / "rl_training"
+    folders = {"src", "tests", "docs", "benchmarks", "examples", "results"}
+    folders |= {path.name for path in package.iterdir() if path.is_dir()}
+    for name in re.findall(r"`([\w./-]+)`", page.read_text()):
+        if "/" in name and name.split("/")[0] in folders:
+            assert (ROOT / name).exists() or (package / name).exists(), f"{page.name} names {name}"
+        elif name.startswith("rl_training."):
+            pkgutil.resolve_name(name)
 
 
 def commands() -> list[str]:
