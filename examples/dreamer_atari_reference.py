@@ -44,7 +44,7 @@ def main() -> None:
 
     agent = load(result.checkpoint_path)
     frame = np.zeros(agent.algorithm.spec.observation.shape, np.uint8)
-    print(f"the critic's value of a black screen: {agent.value(frame):.2f}")
+    print(f"score predicted by the critic from a black screen: {agent.value(frame):.2f}")
 
 
 if __name__ == "__main__":
