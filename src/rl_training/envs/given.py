@@ -74,7 +74,7 @@ class GivenEnv:
 
     def _working(self) -> tuple[Callable[..., Any], Any]:
         """The first way to make fresh environments that works for this one, and what it made."""
-        reason = "its copies are not like it"
+        reason = "nothing that can be made from it is like it"
         for make in self._ways():
             try:
                 made = make()
@@ -150,8 +150,8 @@ def _is_like(made: Any, env: Any) -> bool:
     names = ["observation_space", "action_space"]
     if isinstance(env, VectorEnv):
         names += ["single_observation_space", "single_action_space"]
-    parts, others = _parts(made), _parts(env)
-    separate = len({id(part) for part in parts}) == len(parts) and not any(a is b for a in parts for b in others)
+    parts, others = ({id(part.unwrapped) for part in _parts(x)} for x in (made, env))
+    separate = len(parts) == len(_parts(made)) and not parts & others
     return separate and _stack(made) == _stack(env) and all(getattr(made, n) == getattr(env, n) for n in names)
 
 
@@ -167,11 +167,11 @@ def _stack(env: Any) -> list[type]:
 def _parts(env: Any) -> list[Any]:
     """The single environments that this one consists of, as far as they can be seen from here."""
     base = env.unwrapped
-    return [sub.unwrapped for sub in base.envs] if isinstance(base, SyncVectorEnv) else [base]
+    return list(base.envs) if isinstance(base, SyncVectorEnv) else [env]
 
 
 def _arguments(spec: GymSpec) -> dict[str, Any]:
-    """The arguments that made an environment, as far as a file can hold them: a loaded agent then finds it by its id."""
+    """The arguments that made an environment, as far as a file can hold them: with them its id makes the same one."""
     kept = {k: v for k, v in spec.kwargs.items() if k not in (*_ONLY_OF_VECTORS, "render_mode")}
     known = gym.registry.get(spec.id)
     if known is not None and known.max_episode_steps != spec.max_episode_steps:
