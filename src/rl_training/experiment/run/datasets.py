@@ -116,6 +116,8 @@ class DatasetFactory:
             source = agent.env if agent is not None else None
         if source is None:
             raise UserError("a dataset of kind random needs an environment: give env_id")
+        if isinstance(source, VectorSource):
+            raise UserError("a dataset is collected in single environments, not in a vector environment: give env_id")
         size = recipe.size or DEFAULT_SIZE
         width = max(1, min(WIDTH, size // 100))
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
