@@ -152,6 +152,9 @@ def test_save_is_a_copy_that_stands_alone(tmp_path: Path) -> None:
         (lambda: DQN(q_network=NETWORK), r"takes no q_network=\.\.\.; .* is rl_training.algorithms.DQN"),
         (lambda: DQN(SPEC, q_network=NETWORK), "takes no EnvSpec; the bare algorithm.* is rl_training.algorithms.DQN"),
         (lambda: DQN(NETWORK), "takes no MLPQNetwork; the bare algorithm"),
+        (lambda: DQN(spec=SPEC), r"takes no spec=\.\.\.; the bare algorithm"),
+        (lambda: DQN(q_network=None), r"takes no q_network=\.\.\.; the bare algorithm"),
+        (lambda: PPO("CartPole-v1", total_timesteps=None).learn(), r"say how long to train: learn\(100_000\)"),
         (lambda: load("here", env_id="a", env="b"), "the environment is given more than once"),
     ],
 )  # fmt: skip
