@@ -23,7 +23,7 @@ help:
 	@echo "make test-gpu        on a CUDA device: captured equals eager, for every algorithm"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
-	@echo "make docs      write the generated tables of README and docs"
+	@echo "make docs      write the generated tables of README and docs, and the types of the public names"
 	@echo "make site      build the documentation site into build/site"
 	@echo "make clean     remove caches and build files        make clean-venv   remove .venv"
 
@@ -84,6 +84,7 @@ bench: $(VENV)/.installed-bench
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/generate_stub.py
 
 site: docs
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

@@ -1,8 +1,8 @@
-"""Train on your own environment, passed as a function, with a callback that can end the run.
+"""An environment of your own, given as it is, and a callback that watches the run and may end it.
 
     python examples/custom_env.py [--total-timesteps N]
 
-The agent walks along nine cells and is rewarded when it reaches the right end. Each step has a small cost.
+The agent walks on a line of nine cells and is paid when it reaches the right end; each step costs a little.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_training import DQN, Callback, TrainConfig, load
+from rl_training import DQN, Callback, load
 
 CELLS = 9
 
@@ -40,11 +40,6 @@ class Corridor(gym.Env[np.ndarray, np.int64]):
         return np.array([self.cell / (CELLS - 1)], np.float32)
 
 
-def make_corridor() -> gym.Env[np.ndarray, np.int64]:
-    """A module-level function, not a lambda, because worker processes (`vectorization: async`) must import it."""
-    return gym.wrappers.TimeLimit(Corridor(), 50)
-
-
 class Watch(Callback):
     """Prints evaluations and ends the run, with a checkpoint, once the corridor is solved."""
 
@@ -60,18 +55,20 @@ def main() -> None:
     parser.add_argument("--output-dir", default="runs")
     args = parser.parse_args()
 
-    config = TrainConfig(
-        algo="dqn",
-        env_id="Corridor-v0",  # with env_fn, only a label for the run directory
-        total_timesteps=args.total_timesteps,
+    env = gym.wrappers.TimeLimit(Corridor(), 50)
+    model = DQN(
+        env,
+        env_id="Corridor-v0",  # only a name, for the run directory
         output_dir=args.output_dir,
         eval_interval=1_000,
-        algo_kwargs={"learning_starts": 200, "exploration_fraction": 0.3, "hidden_sizes": [32]},
+        learning_starts=200,
+        exploration_fraction=0.3,
+        hidden_sizes=[32],
     )
-    result = DQN(config, env_fn=make_corridor).learn(callbacks=[Watch()])
+    result = model.learn(args.total_timesteps, callbacks=[Watch()])
     print(f"{result.status} after {result.summary['env_steps']} steps: {result.final_eval['mean_return']:.3f}")
 
-    agent = load(result.checkpoint_path, env_fn=make_corridor)
+    agent = load(result.checkpoint_path, env=env)  # in another process: the environment is not registered
     print("actions along the corridor:", agent.predict(np.linspace(0, 1, CELLS, dtype=np.float32)[:, None]).tolist())
 
 

@@ -238,6 +238,7 @@ def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     """As written, but for the budget."""
     short = re.sub(r"total_timesteps=[\d_]+", "total_timesteps=1100", block)
     short = re.sub(r"eval_interval=[\d_]+", "eval_interval=500", short)
+    short = re.sub(r"learn\([\d_]+", "learn(1100", short)
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(short, "block", "exec"), scope)

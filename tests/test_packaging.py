@@ -44,9 +44,9 @@ def test_wheel_holds_the_package_and_its_assets(archives: Path) -> None:
         entry_points = archive.read(f"rl_training-{rl_training.__version__}.dist-info/entry_points.txt").decode()
     files = {name for name in names if ".dist-info/" not in name}
     results = {f"rl_training/assets/results/{path.name}" for path in (ROOT / "results").glob("*.json")}
-    assert files == shipped((".py", ".h", ".yaml", ".typed", ".css", ".js")) | results
+    assert files == shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js")) | results
     assert results, "`rl-training list` shows them wherever it is run"
-    assert {"rl_training/py.typed", "rl_training/assets/ledger.yaml"} <= files
+    assert {"rl_training/py.typed", "rl_training/__init__.pyi", "rl_training/assets/ledger.yaml"} <= files
     assert {f"rl_training/assets/configs/{name}.yaml" for name in registry.presets()} <= files
     assert "Requires-Dist: torch>=2.10" in metadata
     assert "rl-training = rl_training.cli:main" in entry_points
@@ -57,7 +57,7 @@ def test_source_archive_can_be_built_and_tested_from(archives: Path) -> None:
     (sdist,) = archives.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {f"src/{name}" for name in shipped((".py", ".h", ".yaml", ".typed", ".css", ".js"))} <= names
+    assert {f"src/{name}" for name in shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js"))} <= names
     assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "tests/conftest.py"} <= names
     allowed = ("src/", "tests/", "docs/", "examples/", "benchmarks/", "results/")
     stray = {name for name in names if "/" in name and not name.startswith(allowed)}

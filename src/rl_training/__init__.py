@@ -1,9 +1,12 @@
-"""rl_training: reinforcement learning in PyTorch. Nothing heavy is imported before it is used."""
+"""rl_training: reinforcement learning in PyTorch. Nothing heavy is imported before it is used.
+
+Type checkers read `__init__.pyi`, which `make docs` writes, instead of this file.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_training.version import __version__
 
@@ -19,14 +22,6 @@ _LAZY = {
     "load": "rl_training.api.managed",
     "UserError": "rl_training.errors",
 }
-
-if TYPE_CHECKING:
-    from rl_training.api.managed import ManagedAlgorithm, algorithm_class, load
-    from rl_training.errors import UserError
-    from rl_training.experiment.run.callbacks import Callback, EarlyStopping
-    from rl_training.experiment.run.config import TrainConfig, make_config
-    from rl_training.experiment.run.manager import ExperimentManager
-    from rl_training.experiment.run.result import TrainResult
 
 
 def list_algorithms(family: str | None = None) -> list[str]:

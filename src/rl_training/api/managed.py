@@ -1,4 +1,4 @@
-"""The managed classes: `DQN(config).learn()`. One class serves every algorithm; the names come from the registry."""
+"""The managed classes: `PPO("CartPole-v1").learn(100_000)`. One class serves every algorithm in the registry."""
 
 from __future__ import annotations
 
@@ -9,101 +9,164 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rl_training import registry
+from rl_training.api.arguments import read_arguments
+from rl_training.envs.given import EnvInput
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.atomic import replace_directory
 from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.checkpoint import MANIFEST
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.trainer import Trainer
 
 
 class ManagedAlgorithm:
-    """An algorithm with everything around it: training, checkpoints, evaluation, prediction, resume."""
+    """An algorithm with everything around it: training, checkpoints, evaluation, prediction, resume.
+
+    It takes an environment and settings, `PPO("CartPole-v1", n_steps=256, seed=1)`, or a TrainConfig, or both: settings
+    by name then change the config. A setting may be a field of TrainConfig or one of the algorithm's own. `env` may be
+    an id, a function that makes an environment, an environment, or a vector environment. The class of the same name in
+    `rl_training.algorithms` is the bare algorithm: it updates networks from your own batches and has no environment.
+    """
 
     algo: ClassVar[str]
 
     def __init__(
-        self, config: TrainConfig | None = None, *, env_fn: Callable[[], Any] | None = None, **fields: Any
-    ) -> None:
-        if config is None:
-            config = TrainConfig(**{"algo": self.algo, **fields})
-        elif not isinstance(config, TrainConfig):
-            raise UserError(
-                f"{type(self).__name__} takes a TrainConfig; to use the bare algorithm with your own networks and"
-                f" batches, import it from rl_training.algorithms"
-            )
-        elif fields:
-            config = TrainConfig(**{**config.to_dict(), **fields})
-        if config.algo != self.algo:
-            raise UserError(f"{type(self).__name__} trains '{self.algo}', but the configuration says '{config.algo}'")
-        self.config = config
-        self.env_fn = env_fn
+        self, env: EnvInput | TrainConfig | None = None, *, config: TrainConfig | None = None,
+        env_fn: Callable[..., Any] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self._config, self._env, self._planned = read_arguments(
+            registry.entry(self.algo), env, config, env_fn, settings
+        )
         self._agent: Agent | None = None
         self.result: TrainResult | None = None
 
-    def learn(self, callbacks: Sequence[Callback] = (), *, progress: bool = False) -> TrainResult:
-        """Train to the end of the budget. Interrupts save a checkpoint first, then are raised again."""
-        return self._run(Trainer(self.config, env=self.env_fn, callbacks=callbacks, progress=progress))
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the run; until `learn` is told its length, there is none."""
+        if not self._planned:
+            raise UserError(f"say how long to train: learn(100_000), or {type(self).__name__}(total_timesteps=100_000)")
+        return self._config
+
+    def learn(
+        self, total_timesteps: int | None = None, callbacks: Sequence[Callback] = (), *, progress: bool = False
+    ) -> TrainResult:
+        """Train for `total_timesteps` steps, or for as many as the configuration says.
+
+        A second call goes on in the same run directory, exactly where the first one stopped, for `total_timesteps` more
+        steps; without a number it finishes what the first one left undone. Schedules (learning rate, exploration) span
+        the whole run, so from then on they follow its new length. An interrupt saves a checkpoint and is raised again.
+        """
+        given: Any = total_timesteps
+        if isinstance(given, list | tuple):  # learn([callback])
+            given, callbacks = None, given
+        steps = None if given is None else _count(given)
+        if self.result is not None:
+            total, path = self._longer(self.result, steps), self.result.checkpoint_path
+            return self.resume(path, total_timesteps=total, callbacks=callbacks, progress=progress)
+        config = self.config if steps is None else self._config.model_copy(update={"total_timesteps": steps})
+        return self._run(Trainer(config, env=self._env, callbacks=callbacks, progress=progress))
+
+    def _longer(self, done: TrainResult, steps: int | None) -> int:
+        """Length of the run after `steps` more; none: as it was planned."""
+        planned, completed = self.config.total_timesteps, done.status == "completed"
+        if steps is None and completed:
+            raise UserError(f"all {planned:,} steps of this run are done: learn(n) goes on for n more")
+        return planned if steps is None else steps + (planned if completed else int(done.summary["env_steps"]))
 
     def resume(
         self, path: str | Path, *, total_timesteps: int | None = None, callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> TrainResult:  # fmt: skip
-        """Continue a run as if it had never stopped."""
+        """Continue a run as if it had never stopped; `total_timesteps` counts from its beginning."""
+        env = self._config.env_id if self._env is None else self._env
         return self._run(
-            Trainer.resume(
-                path, total_timesteps=total_timesteps, env=self.env_fn or self.config.env_id, callbacks=callbacks,
-                progress=progress,
-            )
-        )  # fmt: skip
+            Trainer.resume(path, total_timesteps=total_timesteps, env=env, callbacks=callbacks, progress=progress)
+        )
 
     def _run(self, trainer: Trainer) -> TrainResult:
         self.result = trainer.run()
-        self._agent = trainer.agent()
+        self._config, self._planned, self._agent = trainer.config, True, trainer.agent()
         if self.result.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self.result.signal is not None:
             raise SystemExit(128 + self.result.signal)
         return self.result
 
+    def save(self, path: str | Path) -> Path:
+        """Copy the newest checkpoint to `path`, a directory that `load(path)` reads. An older copy is replaced."""
+        if self.result is None:
+            raise UserError("nothing has been trained yet: call learn() first")
+        target = Path(path)
+        if target.exists() and not (target / MANIFEST).exists():
+            raise UserError(f"{target} exists and is not a checkpoint: choose another path")
+        return replace_directory(target, self.result.checkpoint_path)
+
     @classmethod
-    def load(cls, path: str | Path, **options: Any) -> Agent:
+    def load(
+        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
+        env_fn: Callable[..., Any] | None = None, env_id: str | None = None,
+    ) -> Agent:  # fmt: skip
         """The trained policy of a checkpoint, a run directory, or `<run>/best`."""
-        agent = load(path, **options)
+        agent = load(path, seed=seed, device=device, env=env, env_fn=env_fn, env_id=env_id)
         if agent.config.algo != cls.algo:
             raise UserError(f"{path} was trained with '{agent.config.algo}', not '{cls.algo}'")
         return agent
 
     @property
     def agent(self) -> Agent:
+        """The policy as `learn` left it."""
         if self._agent is None:
             raise UserError("nothing has been trained yet: call learn() first, or load(path)")
         return self._agent
 
-    def predict(self, obs: Any, *, deterministic: bool = True, **options: Any) -> Any:
+    def predict(
+        self, obs: Any, *, deterministic: bool = True, episode_start: Any = None, action_mask: Any = None,
+        reward: Any = None,
+    ) -> Any:  # fmt: skip
         """As `Agent.predict`."""
-        return self.agent.predict(obs, deterministic=deterministic, **options)
+        return self.agent.predict(
+            obs, deterministic=deterministic, episode_start=episode_start, action_mask=action_mask, reward=reward
+        )
 
     def reset(self) -> None:
         """Begin new episodes: a recurrent agent forgets what it has seen."""
         self.agent.reset()
 
-    def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, Any]:
-        return self.agent.evaluate(num_episodes, **options)
+    def evaluate(
+        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
+    ) -> dict[str, Any]:
+        """As `Agent.evaluate`."""
+        return self.agent.evaluate(num_episodes, seed=seed, all_seeds=all_seeds, deterministic=deterministic)
 
     def value(self, obs: Any) -> Any:
+        """As `Agent.value`."""
         return self.agent.value(obs)
 
     def q_values(self, obs: Any) -> Any:
+        """As `Agent.q_values`."""
         return self.agent.q_values(obs)
 
 
+def _count(steps: Any) -> int:
+    """A number of steps, checked as the field of the configuration is."""
+    return TrainConfig(algo="dqn", env_id="", total_timesteps=steps).total_timesteps
+
+
 def load(
-    path: str | Path, *, seed: int | None = None, device: str = "auto", env_fn: Callable[[], Any] | None = None,
-    env_id: str | None = None,
+    path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
+    env_fn: Callable[..., Any] | None = None, env_id: str | None = None,
 ) -> Agent:  # fmt: skip
-    """The trained policy of a checkpoint, a run directory, or `<run>/best`."""
-    return Agent.load(path, seed=seed, device=device, env=env_fn or env_id)
+    """The trained policy of a checkpoint, a run directory, or `<run>/best`.
+
+    `env` (an id, a function, an environment or a vector environment) replaces the environment named in the checkpoint;
+    `env_fn` and `env_id` do the same for a function and an id.
+    """
+    given = [source for source in (env, env_fn, env_id) if source is not None]
+    if len(given) > 1:
+        raise UserError("the environment is given more than once: give one of env, env_fn and env_id")
+    return Agent.load(path, seed=seed, device=device, env=given[0] if given else None)
 
 
 @cache

@@ -73,7 +73,8 @@ def make_env(source: EnvSource | GymSpec, env_kwargs: dict[str, Any] | None = No
             raise UserError(f"env_fn must be a function that makes an environment, not {what}: `lambda: MyEnv()`.")
         env = maker(**kwargs)
         if not isinstance(env, gym.Env):
-            raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}.")
+            hint = ": set vectorization to 'vector'" if isinstance(env, gym.vector.VectorEnv) else ""
+            raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}{hint}.")
         return env
     with user_errors(source, kwargs):
         return gym.make(source, disable_env_checker=True, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -11,12 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rl_training.envs.factory import env_name, find_spec, user_errors
+from rl_training.envs.given import VectorSource
 from rl_training.envs.masks import components, without_choice
 from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, ObservationShapeError, make_spec
 from rl_training.envs.sync import Buffers, copy_rows, describe, named, select
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.errors import UserError
-from rl_training.spec import MASK, Array
+from rl_training.spec import MASK, Array, EnvSource
 
 
 class NativeVectorEnv(VectorEnv):
@@ -27,8 +28,10 @@ class NativeVectorEnv(VectorEnv):
     """
 
     def __init__(self, envs: Any, *, seeds: Sequence[int] = (0,), stream: int = 0, env_id: str | None = None,
-                 masks: bool = False) -> None:  # fmt: skip
+                 masks: bool = False, borrowed: int = 0) -> None:  # fmt: skip
+        """The first `borrowed` of them belong to the user and are not closed."""
         self._envs: list[Any] = list(envs) if isinstance(envs, list | tuple) else [envs]
+        self._borrowed = borrowed
         if len(self._envs) != len(seeds):
             raise UserError(f"{len(self._envs)} vector environments need as many seeds; got {len(seeds)}.")
         first = self._envs[0]
@@ -145,7 +148,7 @@ class NativeVectorEnv(VectorEnv):
         return "exact"
 
     def close(self) -> None:
-        for env in self._envs:
+        for env in self._envs[self._borrowed :]:
             env.close()
 
     def _encode(self, raw: Any, out: Obs, rows: slice) -> None:
@@ -200,7 +203,7 @@ class _EnvPool:
 
 
 def make_native(
-    env_id: str | Callable[[], Any],
+    env_id: EnvSource,
     mode: str,
     seeds: Sequence[int],
     num_envs: int,
@@ -230,9 +233,8 @@ def make_native(
         with user_errors(spec, env_kwargs):
             envs = [gym.make_vec(spec, num_envs, **kwargs) for _ in seeds]
     else:
-        envs = [env_id() for _ in seeds]
-        if not isinstance(envs[0], gym.vector.VectorEnv) or envs[0].num_envs != num_envs:
-            raise UserError(f"With vectorization 'vector', env_fn must return a VectorEnv of {num_envs} environments.")
+        make = env_id if isinstance(env_id, VectorSource) else VectorSource(env_id, num_envs)
+        envs = [make(**env_kwargs) for _ in seeds]
     return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_name(env_id), masks=masks)
 
 

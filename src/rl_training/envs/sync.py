@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.envs.factory import env_name, make_env
+from rl_training.envs.given import GivenEnv
 from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
 from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec, quicken
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
@@ -84,14 +85,19 @@ class SubEnvs:
 
     def __init__(
         self,
-        source: EnvSource,
+        source: EnvSource | GivenEnv,
         env_kwargs: dict[str, Any] | None,
         places: Sequence[Place],
         allocate: Callable[[ObsEncoder], Buffers] | None = None,
         first: int = 0,
         masks: bool = False,
     ) -> None:
-        self.envs = [make_env(source, env_kwargs) for _ in places]
+        self._borrowed = int(isinstance(source, GivenEnv))  # the user's own environment comes first and stays open
+        if isinstance(source, GivenEnv):
+            self.envs = source.instances(len(places))
+            source = source.name
+        else:
+            self.envs = [make_env(source, env_kwargs) for _ in places]
         for env in self.envs:
             quicken(env.unwrapped.action_space)
         if masks and (length := info_mask_length(self.envs[0])):
@@ -202,7 +208,7 @@ class SubEnvs:
         return "exact" if all(exact) else "restarted"
 
     def close(self) -> None:
-        for env in self.envs:
+        for env in self.envs[self._borrowed :]:
             env.close()
 
     def _reset_one(self, i: int, parity: int) -> None:
@@ -320,8 +326,9 @@ class SyncVectorEnv(VectorEnv):
     """All sub-environments in this process: no copies, no messages, the fastest for cheap environments."""
 
     def __init__(
-        self, source: EnvSource, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None, masks: bool = False
-    ) -> None:
+        self, source: EnvSource | GivenEnv, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None,
+        masks: bool = False,
+    ) -> None:  # fmt: skip
         self._sub = SubEnvs(source, env_kwargs, places, masks=masks)
         self.spec, self.num_envs, self.compute_reward = self._sub.spec, len(places), self._sub.compute_reward
         self._buffers = self._sub.buffers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_training.envs.native import make_native
+from rl_training.envs.given import GivenEnv, VectorSource
+from rl_training.envs.native import NativeVectorEnv, make_native
 from rl_training.envs.sync import SyncVectorEnv
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
@@ -14,7 +15,7 @@ from rl_training.spec import EnvSource
 
 
 def make_vector_env(
-    env_id: EnvSource,
+    env_id: EnvSource | GivenEnv,
     *,
     seeds: Sequence[int],
     num_envs: int,
@@ -30,6 +31,7 @@ def make_vector_env(
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
     MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
     worker may take for one step. "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
+    An environment that the user made (`GivenEnv`) is stepped in this process, and never closed.
     `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
     modes = ("auto", "sync", "async", "vector", "envpool")
@@ -42,9 +44,17 @@ def make_vector_env(
         )
     if min(seeds) < 0:
         raise UserError(f"seeds must not be negative; got {min(seeds)}.")
+    places = [(int(seed), stream, n) for seed in seeds for n in range(num_envs)]
+    if isinstance(env_id, GivenEnv):
+        env_id.check(vectorization)
+        if env_id.num_envs is None:
+            return SyncVectorEnv(env_id, places, masks=masks)
+        envs = env_id.instances(len(seeds))
+        return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_id.name, masks=masks, borrowed=1)
+    if isinstance(env_id, VectorSource):
+        vectorization = "vector"
     if vectorization in ("vector", "envpool"):
         return make_native(env_id, vectorization, seeds, num_envs, stream, env_kwargs or {}, masks)
-    places = [(int(seed), stream, n) for seed in seeds for n in range(num_envs)]
     if vectorization == "async":
         return AsyncVectorEnv(env_id, places, env_kwargs, timeout=timeout, masks=masks)
     return SyncVectorEnv(env_id, places, env_kwargs, masks)

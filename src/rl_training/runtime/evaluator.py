@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.envs.given import VectorSource
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_leaves, tree_map
 from rl_training.runtime.learners.base import over_seeds
+from rl_training.spec import EnvSource
 
 EVALUATION_STREAM = 1
 
@@ -28,12 +30,12 @@ class Evaluator:
     """Runs `episodes` episodes for each seed; the same ones every time."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], env_id: str | Callable[[], Any], seeds: Sequence[int], episodes: int,
+        self, algorithm: Algorithm[Any], env_id: EnvSource, seeds: Sequence[int], episodes: int,
         env_kwargs: dict[str, Any] | None = None, *, max_envs: int = 20, deterministic: bool = True,
     ) -> None:  # fmt: skip
         self.algorithm, self.env_id, self.seeds, self.episodes = algorithm, env_id, tuple(seeds), episodes
         self.env_kwargs, self.deterministic = env_kwargs, deterministic
-        self.width = min(episodes, max_envs)
+        self.width = env_id.num_envs if isinstance(env_id, VectorSource) else min(episodes, max_envs)
         self.quota = [episodes // self.width + (n < episodes % self.width) for n in range(self.width)]
         self._envs: VectorEnv | None = None
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rl_training import registry
 from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
+from rl_training.envs.given import EnvInput, fresh, given, read_spaces
 from rl_training.envs.masks import components, without_choice
-from rl_training.envs.spaces import ObservationShapeError
+from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, make_action_spec
 from rl_training.errors import UserError
 from rl_training.experiment.run.checkpoint import Checkpoint, load_checkpoint, readable, resolve
 from rl_training.experiment.run.config import TrainConfig
@@ -52,7 +53,7 @@ class Agent:
 
     def __init__(
         self, algorithm: Algorithm[Any], train: TrainState, config: TrainConfig, *, seed: int | None = None,
-        env: EnvSource | None = None, path: Path | None = None,
+        env: EnvInput | None = None, path: Path | None = None,
     ) -> None:  # fmt: skip
         self.algorithm, self.train, self.config, self.path = algorithm, train, config, path
         self.seeds = config.all_seeds
@@ -60,7 +61,7 @@ class Agent:
             raise UserError(f"seed {seed} is not in this checkpoint; it has {', '.join(map(str, self.seeds))}")
         self.index = self.seeds.index(seed) if seed is not None else 0
         self.state: TrainState = tree_map(lambda x: x[self.index], train)
-        self._env = env
+        self._env = None if env is None else fresh(given(env, config.vectorization, config.env_arguments("training")))
         self._encoder: Any = None
         self._decoder: Any = None
         self._calls = 0
@@ -69,14 +70,14 @@ class Agent:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
     ) -> Agent:
         checkpoint = load_checkpoint(resolve(path), stems=("state",))
         return cls.from_checkpoint(checkpoint, seed=seed, device=device, env=env)
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
+        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
     ) -> Agent:
         with readable(checkpoint.path):
             config = TrainConfig(**checkpoint.meta["config"])
@@ -95,19 +96,11 @@ class Agent:
     def _spaces(self) -> tuple[Any, Any]:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
         if self._encoder is None:
-            from rl_training.envs.factory import make_env
-            from rl_training.envs.masks import InfoMask, info_mask_length
-            from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
-
-            env = make_env(self.env, self.config.env_arguments("evaluation"))
             masks = self.algorithm.masks
-            if masks and (length := info_mask_length(env)):
-                env = InfoMask(env, length)
-            self._encoder = ObsEncoder(env.observation_space, masks)
-            self._check_spec(self._encoder.spec, make_action_spec(env.action_space))
-            self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
-            self._space = env.observation_space
-            env.close()
+            self._space, actions = read_spaces(self.env, self.config.env_arguments("evaluation"), masks)
+            self._encoder = ObsEncoder(self._space, masks)
+            self._check_spec(self._encoder.spec, make_action_spec(actions))
+            self._decoder = ActionDecoder(self.algorithm.spec.action, actions)
         return self._encoder, self._decoder
 
     def _check_spec(self, observation: Any, action: Any) -> None:

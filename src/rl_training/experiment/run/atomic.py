@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import stat
 import time
@@ -125,6 +126,24 @@ def atomic_write_json(path: Path, value: Any) -> None:
     """Replace a JSON file in one step. JSON has no NaN or infinity: they become null."""
     text = json.dumps(map_json(value, lambda x: None), indent=2, allow_nan=False, ensure_ascii=False)
     atomic_write_text(path, text + "\n")
+
+
+def replace_directory(path: Path, source: Path) -> Path:
+    """Make `path` a copy of `source`, in place of what it was: it is complete under its name, or not there at all."""
+    copied, old = temporary_sibling(path), temporary_sibling(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, copied)
+        if path.exists():
+            os.rename(path, old)
+        os.rename(copied, path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise write_error(f"Cannot write {path}", error) from error
+    finally:
+        for leftover in (copied, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return path
 
 
 def map_json(value: Any, non_finite: Callable[[float], Any]) -> Any:

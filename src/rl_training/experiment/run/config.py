@@ -91,7 +91,7 @@ class TrainConfig(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise UserError(_explain(error, type(self))) from None
+            raise UserError(_explain(error, type(self), values.get("algo"))) from None
 
     @field_validator("seeds", mode="after")
     @classmethod
@@ -125,6 +125,9 @@ class TrainConfig(BaseModel):
         from rl_training.algorithms.hyper import parse_hyper
 
         cls = registry.entry(self.algo).load()
+        for name in self.algo_kwargs:
+            if name in type(self).model_fields and name not in cls.Hyper.model_fields:
+                raise UserError(f"'{name}' is no setting of {self.algo}: write it beside algo_kwargs, not below it")
         return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
 
     def resolved(self) -> TrainConfig:
@@ -143,17 +146,42 @@ class TrainConfig(BaseModel):
         return self.model_dump(mode="json")
 
 
-def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+def _explain(error: ValidationError, model: type[BaseModel], algo: Any) -> str:
     problems = reversed(error.errors(include_url=False))  # of each type the first
     found = {problem["type"]: str(problem["loc"][0]) for problem in problems if problem["loc"]}
     if key := found.get("extra_forbidden"):
-        known = [*model.model_fields]
-        near = did_you_mean(key, known)
-        hint = "" if near else " Settings of the algorithm go below algo_kwargs."
-        return f"unknown key '{key}' in the configuration.{near}{hint} Known: {', '.join(known)}"
+        known, settings = [*model.model_fields], _settings(algo)
+        if key in settings:
+            return f"'{key}' is a setting of {algo}: write it below algo_kwargs, as algo_kwargs.{key}"
+        near = did_you_mean(key, [*known, *settings])
+        for name in settings:
+            near = near.replace(f"'{name}'", f"'algo_kwargs.{name}'")
+        return f"unknown key '{key}' in the configuration.{near} Known: {', '.join(known)}"
     if key := found.get("missing"):
         return f"the configuration needs '{key}'"
     return explain(error, model)
+
+
+def _settings(algo: Any) -> list[str]:
+    """Names of the algorithm's settings; none where there is no such algorithm."""
+    known = isinstance(algo, str) and algo in registry.entries()
+    return list(registry.entry(algo).load().Hyper.model_fields) if known else []
+
+
+def flat_fields(algo: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a TrainConfig from keywords that may also be settings of the algorithm, which go to algo_kwargs."""
+    fields = {key: value for key, value in values.items() if key in TrainConfig.model_fields}
+    settings = {key: value for key, value in values.items() if key not in fields}
+    known, own = _settings(algo), fields.get("algo_kwargs", {})
+    if not settings or not known or not isinstance(own, Mapping):
+        return fields  # nothing to move, or TrainConfig will say what is wrong
+    for key in settings:
+        if key not in known:
+            near = did_you_mean(key, [*known, *TrainConfig.model_fields])
+            raise UserError(f"'{key}' is neither a setting of {algo} nor a field of the configuration.{near}")
+        if key in own:
+            raise UserError(f"'{key}' is given twice: by itself and in algo_kwargs")
+    return {**fields, "algo_kwargs": {**own, **settings}}
 
 
 def preset_path(name: str) -> Path | None:
@@ -212,7 +240,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes: Any) -> TrainConfig:
-    """A TrainConfig from a preset name, a path or a mapping, with changes on top."""
+    """A TrainConfig from a preset name, a path or a mapping, with changes on top: its fields or settings of the
+    algorithm, as in `make_config("ppo/cartpole", seed=1, learning_rate=1e-3)`. A field that is None stays as it is."""
     base: Mapping[str, Any] = {}
     if isinstance(source, Mapping):
         base = source
@@ -222,5 +251,5 @@ def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes:
         base = {k: v for k, v in base.items() if k != "seed"}
     elif changes.get("seed") is not None:
         base = {k: v for k, v in base.items() if k != "seeds"}
-    values = merge(base, {k: v for k, v in changes.items() if v is not None})
-    return TrainConfig(**values)
+    changes = {key: value for key, value in changes.items() if value is not None or key not in TrainConfig.model_fields}
+    return TrainConfig(**merge(base, flat_fields(changes.get("algo", base.get("algo")), changes)))

@@ -25,6 +25,7 @@ from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
 from rl_training.data.recipes import FILES, AgentRecipe, DatasetRecipe
 from rl_training.envs.factory import make_env
+from rl_training.envs.given import VectorSource, read_spaces
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
@@ -57,13 +58,9 @@ class DatasetFactory:
         recipe: DatasetRecipe | None = getattr(hyper, "dataset", None)
         if recipe is None:
             return None
-        raw = self.make(recipe, (lambda **more: make_env(env, {**env_kwargs, **more})) if env_kwargs else env)
-        made = make_env(env, env_kwargs)
-        try:
-            spaces = made.observation_space, made.action_space
-            return raw.encoded(spec, *spaces, normalize_actions=recipe.normalize_actions)
-        finally:
-            made.close()
+        plain = not env_kwargs or isinstance(env, VectorSource)
+        raw = self.make(recipe, env if plain else lambda **more: make_env(env, {**env_kwargs, **more}))
+        return raw.encoded(spec, *read_spaces(env, env_kwargs), normalize_actions=recipe.normalize_actions)
 
     def expert_of(self, hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
         """The `expert` recipe of an algorithm's settings, as a policy on the training device."""
@@ -119,6 +116,8 @@ class DatasetFactory:
             source = agent.env if agent is not None else None
         if source is None:
             raise UserError("a dataset of kind random needs an environment: give env_id")
+        if isinstance(source, VectorSource):
+            raise UserError("a dataset is collected in single environments, not in a vector environment: give env_id")
         size = recipe.size or DEFAULT_SIZE
         width = max(1, min(WIDTH, size // 100))
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
@@ -186,11 +185,7 @@ def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
 
 
 def _decoder(source: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec) -> ActionDecoder:
-    env = make_env(source, env_kwargs)
-    try:
-        return ActionDecoder(spec.action, env.action_space)
-    finally:
-        env.close()
+    return ActionDecoder(spec.action, read_spaces(source, env_kwargs)[1])
 
 
 class _Actor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_training.envs.given import EnvInput
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
@@ -18,12 +19,19 @@ class ExperimentManager:
     def __init__(self, output_dir: str | Path = "runs") -> None:
         self.output_dir = Path(output_dir)
 
-    def run(self, config: TrainConfig, *, callbacks: Sequence[Callback] = (), progress: bool = False) -> TrainResult:
+    def run(
+        self, config: TrainConfig, *, env: EnvInput | None = None, callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> TrainResult:  # fmt: skip
+        """Train; `env` (a function or an environment) is used instead of the id in the config."""
         config = config.model_copy(update={"output_dir": str(self.output_dir)})
-        return Trainer(config, callbacks=callbacks, progress=progress).run()
+        return Trainer(config, env=env, callbacks=callbacks, progress=progress).run()
 
-    def resume(self, run: str | Path, *, total_timesteps: int | None = None, progress: bool = False) -> TrainResult:
-        return Trainer.resume(self._path(run), total_timesteps=total_timesteps, progress=progress).run()
+    def resume(
+        self, run: str | Path, *, total_timesteps: int | None = None, env: EnvInput | None = None,
+        progress: bool = False,
+    ) -> TrainResult:  # fmt: skip
+        return Trainer.resume(self._path(run), total_timesteps=total_timesteps, env=env, progress=progress).run()
 
     def load(self, run: str | Path, **options: Any) -> Agent:
         return Agent.load(self._path(run), **options)

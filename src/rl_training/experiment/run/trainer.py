@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rl_training import registry
+from rl_training.envs.given import EnvInput, GivenEnv, fresh
 from rl_training.envs.vector import EnvError, VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import NonFiniteError, UserError
@@ -36,6 +37,7 @@ from rl_training.experiment.run.checkpoint import (
 )
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.datasets import DatasetFactory
+from rl_training.experiment.run.environment import with_env
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import save_nan_dump
 from rl_training.experiment.run.process import stop_signals, suitable_threads
@@ -48,22 +50,21 @@ from rl_training.ops.tree import tree_items
 from rl_training.runtime.engine.executor import Executor, choose_device, choose_mode
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loops import loop_class
-from rl_training.spec import EnvSource
 
 
 class Trainer:
     """Drives a loop between events (log, evaluate, save); all of them at multiples of their interval."""
 
     def __init__(
-        self, config: TrainConfig, *, env: EnvSource | None = None, callbacks: Sequence[Callback] = (),
+        self, config: TrainConfig, *, env: EnvInput | GivenEnv | None = None, callbacks: Sequence[Callback] = (),
         progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
         check_every: int | None = None,
     ) -> None:  # fmt: skip
-        """`check_every`: steps between looks at signals and callbacks; none: about twice a second."""
+        """`env` replaces the id in the config. `check_every`: steps between looks at signals (none: half a second)."""
+        config, source = with_env(config, env)
         self.config = config = config.resolved()
         self.callbacks, self.command, self.resumed = checked(callbacks), command, checkpoint
-        self.seeds = config.all_seeds
-        self.env: EnvSource = env if env is not None else config.env_id
+        self.seeds, self.env = config.all_seeds, fresh(source)
         self.device = choose_device(config.device)
         check_trackers(config.trackers, required=checkpoint is None)
         entry = registry.entry(config.algo)
@@ -76,7 +77,7 @@ class Trainer:
             config.execution, self.device, planned, len(self.seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
         )
         self.envs: VectorEnv = make_vector_env(
-            self.env, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
+            source, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,
             env_kwargs=config.env_arguments("training"), masks=kind.masks,
         )  # fmt: skip
         try:
@@ -132,7 +133,7 @@ class Trainer:
 
     @classmethod
     def resume(
-        cls, path: str | Path, *, total_timesteps: int | None = None, env: EnvSource | None = None,
+        cls, path: str | Path, *, total_timesteps: int | None = None, env: EnvInput | GivenEnv | None = None,
         callbacks: Sequence[Callback] = (), progress: bool = True, command: Sequence[str] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Trainer:  # fmt: skip
