@@ -12,8 +12,9 @@ from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_training.algorithms.value.target_rules import take
-from rl_training.runtime.engine.executor import CPU_GRAPHS_SINCE, compiled, torch_version
-from rl_training.runtime.engine.inductor.passes import CpuRewrites, _Calls
+from rl_training.runtime.engine.compiler import CPU_GRAPHS_SINCE, compiled, torch_version
+from rl_training.runtime.engine.inductor.nodes import Calls
+from rl_training.runtime.engine.inductor.passes import CpuRewrites
 
 pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
 
@@ -157,7 +158,7 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
     from rl_training.runtime.engine.inductor.epilogues import narrow_products
 
     graph = make_fx(fn, tracing_mode="fake")(grads, weights)
-    narrow_products(graph.graph, _Calls(graph.graph))
+    narrow_products(graph.graph, Calls(graph.graph))
     graph.recompile()
     products = [n for n in graph.graph.nodes if n.target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)]
     assert sorted(n.meta["val"].shape[-1] for n in products) == [6, 6, 23]  # the last one is read as a whole too

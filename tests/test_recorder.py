@@ -26,7 +26,7 @@ def test_recorded_run_equals_plain_run(
     steps = 96 if registry.entry(name).loop in ("on_policy", "evolution") else 64  # more than five calls of everything
     for after in (5, 1 << 30):
         monkeypatch.setattr(recorder, "RECORD_AFTER", after)
-        changes = {"total_timesteps": steps, **SHORT_EVALUATION, **({"seeds": seeds} if seeds else {})}
+        changes = {"total_timesteps": steps, "execution": "recorded", **SHORT_EVALUATION, **({"seeds": seeds} if seeds else {})}
         digests.append(
             run_digest(
                 Trainer(config_for(name, tmp_path / str(after), **changes), progress=False).run().checkpoint_path

@@ -15,8 +15,9 @@ from rl_training.algorithms.value.target_rules import take
 from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.engine.executor import compiled
-from rl_training.runtime.engine.inductor.passes import CpuRewrites, join_products
+from rl_training.runtime.engine.compiler import compiled
+from rl_training.runtime.engine.inductor.passes import CpuRewrites
+from rl_training.runtime.engine.inductor.shared_weights import join_products
 
 CPU = torch.device("cpu")
 

@@ -39,7 +39,8 @@ EXTRAS = {
 _COMPILE_LIMIT = 180  # seconds; a cold compiler on a busy machine has taken 45
 _PROBE = """
 import torch
-from rl_training.runtime.engine.executor import compiled, choose_device
+from rl_training.runtime.engine.compiler import compiled
+from rl_training.runtime.engine.executor import choose_device
 device = choose_device("auto")
 x = torch.arange(8.0, device=device)
 assert torch.equal(compiled(lambda x: x * 2 + 1, device)(x), x * 2 + 1)
@@ -161,9 +162,11 @@ def _problems(report: dict[str, Any]) -> list[str]:
         where = report["output_dir"]
         out.append(f"{where['path']} cannot be written ({where['reason']}): choose another --output-dir")
     if report["compile"]["compiler"] is None and report["device"]["auto"] == "cpu":
-        out.append("no C++ compiler: long runs stay eager and slower; install g++ or clang++")
+        out.append(
+            "no C++ compiler: long runs are recorded, not compiled, and slower; install g++ or clang++"
+        )
     elif report["compile"]["works"] is False:
-        out.append(f"compiling fails ({report['compile']['reason']}): use --execution eager")
+        out.append(f"compiling fails ({report['compile']['reason']}): use --execution recorded")
     return out
 
 
