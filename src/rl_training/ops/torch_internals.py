@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Capability:
-    """Private names that one feature needs, as `module:attribute`. `without` says what happens if one is missing."""
+    """Private names that one feature needs, as `module` or `module:attribute`. `without` says what happens if one is missing."""
 
     def __init__(self, without: str, **names: str) -> None:
         self.without, self.names = without, names
@@ -62,8 +62,8 @@ fake_tensors = Capability(
 )
 tracing_flag = Capability(
     "functions with compiled pieces are not recorded",
-    tracer="torch.fx:_symbolic_trace",
-    flag="torch.fx:_symbolic_trace._is_fx_tracing_flag",
+    tracer="torch.fx._symbolic_trace",
+    flag="torch.fx._symbolic_trace:_is_fx_tracing_flag",
 )
 inductor_options = Capability(
     "graphs are compiled with inductor's default options", list_options="torch._inductor:list_options"
@@ -76,7 +76,7 @@ graph_passes = Capability(
 )
 lowering = Capability(
     "graphs for the CPU are compiled without rewrites",
-    ir="torch._inductor:ir",
+    ir="torch._inductor.ir",
     V="torch._inductor.virtualized:V",
     lowerings="torch._inductor.lowering:lowerings",
     register_lowering="torch._inductor.lowering:register_lowering",
@@ -85,7 +85,7 @@ lowering = Capability(
 )
 wrapper_code = Capability(
     "graphs for the CPU allocate their intermediate results in every call",
-    config="torch._inductor:config",
+    config="torch._inductor.config",
     CppWrapperCpu="torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu",
     ReinterpretLine="torch._inductor.codegen.wrapper:ReinterpretLine",
     ReuseLine="torch._inductor.codegen.wrapper:ReuseLine",
