@@ -22,16 +22,17 @@ STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 def test_recorded_run_equals_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
 ) -> None:
-    digests = []
-    steps = 96 if registry.entry(name).loop in ("on_policy", "evolution") else 64  # more than five calls of everything
+    loop, digests = registry.entry(name).loop, []
+    # More than five calls of everything.
+    steps = {"on_policy": {"total_timesteps": 96, "num_envs": 1}, "evolution": {"total_timesteps": 1200}}
+    changes = {"execution": "recorded", **steps.get(loop, {"total_timesteps": 64})}
+    changes |= {"seeds": seeds} if seeds else {}
     for after in (5, 1 << 30):
         monkeypatch.setattr(recorder, "RECORD_AFTER", after)
-        changes = {"total_timesteps": steps, "execution": "recorded", **SHORT_EVALUATION, **({"seeds": seeds} if seeds else {})}
-        digests.append(
-            run_digest(
-                Trainer(config_for(name, tmp_path / str(after), **changes), progress=False).run().checkpoint_path
-            )
-        )
+        config = config_for(name, tmp_path / str(after), **changes, **SHORT_EVALUATION)
+        result = Trainer(config, progress=False).run()
+        assert result.summary["gradient_steps"] > 5
+        digests.append(run_digest(result.checkpoint_path))
     assert digests[0] == digests[1]
 
 

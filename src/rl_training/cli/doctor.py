@@ -162,9 +162,7 @@ def _problems(report: dict[str, Any]) -> list[str]:
         where = report["output_dir"]
         out.append(f"{where['path']} cannot be written ({where['reason']}): choose another --output-dir")
     if report["compile"]["compiler"] is None and report["device"]["auto"] == "cpu":
-        out.append(
-            "no C++ compiler: long runs are recorded, not compiled, and slower; install g++ or clang++"
-        )
+        out.append("no C++ compiler: long runs are recorded, not compiled, and slower; install g++ or clang++")
     elif report["compile"]["works"] is False:
         out.append(f"compiling fails ({report['compile']['reason']}): use --execution recorded")
     return out

@@ -47,7 +47,10 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
         except Exception as error:
             if tried or not rewrites or not internals.is_compiler_error(error):
                 raise
-            log.warning("torch %s: '%s' is compiled again without rewrites (%s)", torch.__version__, fn.__name__, error)
+            reason = _first_line(error)
+            log.warning(
+                "torch %s: '%s' is compiled again without rewrites (%s)", torch.__version__, fn.__name__, reason
+            )
             run = _one_graph(fn, device, {})
             out = run(*args)
         tried = True
@@ -105,13 +108,16 @@ def _explained(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
         except Exception as error:
             if not internals.is_compiler_error(error):
                 raise
-            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"torch {torch.__version__} cannot compile '{name}' ({reason}): set execution to eager or recorded,"
+                f"torch {torch.__version__} cannot compile '{name}' ({_first_line(error)}): set execution to eager or recorded,"
                 " which give the same results more slowly, or install another version of torch"
             ) from error
 
     return call
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
