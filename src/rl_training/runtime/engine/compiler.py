@@ -109,8 +109,8 @@ def _explained(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
             if not internals.is_compiler_error(error):
                 raise
             raise UserError(
-                f"torch {torch.__version__} cannot compile '{name}' ({_first_line(error)}): set execution to eager or recorded,"
-                " which give the same results more slowly, or install another version of torch"
+                f"torch {torch.__version__} cannot compile '{name}' ({_first_line(error)}): set execution to eager or"
+                " recorded, which give the same results more slowly, or install another version of torch"
             ) from error
 
     return call
