@@ -1,4 +1,4 @@
-"""What a user reads when the compiler of torch fails."""
+"""How a mode is chosen, and what happens if torch cannot compile."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def test_errors_of_the_function_itself_are_left_alone(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("version", "mode"), [("2.11.0+cu130", "recorded"), ("2.13.0+cpu", "compile"), ("2.14.0a0", "compile")]
 )
-def test_auto_compiles_for_the_cpu_where_torch_does_it_well(
-    version: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_compiles_for_the_cpu_from_torch_2_13_on(version: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert choose_mode("auto", torch.device("cpu"), 100_000, 5).mode == mode
     assert choose_mode("compile", torch.device("cpu"), 100_000, 5).mode == "compile"
@@ -56,7 +54,7 @@ def test_auto_unrolls_a_loop_for_long_runs_only(monkeypatch: pytest.MonkeyPatch)
     assert choose_mode("auto", torch.device("cpu"), 30_000, 5).mode == "compile"
 
 
-def test_auto_captures_early_where_only_steps_are_compiled() -> None:
+def test_auto_captures_early_if_only_steps_are_compiled() -> None:
     cuda = torch.device("cuda")
     assert choose_mode("auto", cuda, 1_000, 1).mode == "recorded"
     assert choose_mode("auto", cuda, 1_000, 1, whole=False).mode == "cudagraph"
@@ -64,7 +62,7 @@ def test_auto_captures_early_where_only_steps_are_compiled() -> None:
 
 
 @pytest.mark.skipif(lowering.find() is None or graph_passes.find() is None, reason="this torch cannot rewrite graphs")
-def test_a_torch_that_moved_its_inside_compiles_without_the_rewrites(
+def test_rewrites_are_left_out_if_torch_has_moved_a_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def moved(self: object) -> None:

@@ -1,4 +1,4 @@
-"""Recorded functions: the same bits as the functions themselves, for every class of algorithm, and for studies."""
+"""Recorded functions give the same bits as the functions themselves, for every class of algorithm and for studies."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_recorded_run_equals_plain_run(
     assert digests[0] == digests[1]
 
 
-def test_what_is_computed_once_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Views of static tensors and untouched constants are fixed; tensors that are written to are made anew."""
+def test_only_views_and_untouched_constants_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that the function writes to are created in every call."""
     monkeypatch.setattr(recorder, "RECORD_AFTER", 1)
     state = {"x": torch.arange(6.0).view(2, 3), "key": torch.tensor(7), "count": torch.zeros(())}
     calls = []
@@ -59,10 +59,10 @@ def test_what_is_computed_once_and_what_is_not(monkeypatch: pytest.MonkeyPatch) 
         got, want = run(state), fn(expected)
         assert all(torch.equal(got[k], want[k]) for k in want)
         assert torch.equal(state["count"], expected["count"])
-    assert len(calls) == 1 + 4  # recorded at its first call, and the four of `expected`
+    assert len(calls) == 1 + 4  # one recorded call, and four calls for `expected`
 
 
-def test_other_arguments_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_arguments_start_a_new_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
     run = recorder.Recorded(lambda tree: {"y": tree["x"] + 1.0})
     first, second = {"x": torch.zeros(2)}, {"x": torch.ones(3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -276,4 +277,4 @@ def test_rewrites_for_a_gpu_are_guarded(remove: Remove) -> None:
 def test_operations_can_be_left_unwatched(remove: Remove) -> None:
     remove("dispatch")
     with internals.operation_watcher()() as watch:
-        assert isinstance(watch, internals.Unwatched)
+        assert isinstance(watch, ExitStack)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,16 +169,6 @@ def is_compiler_error(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._inductor", "torch._dynamo"))
 
 
-class Unwatched:
-    """A context in which nothing is watched."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def operation_watcher() -> Any:
-    """The base class of contexts whose `__torch_dispatch__` is called for every operation."""
-    return getattr(dispatch.find(), "TorchDispatchMode", Unwatched)
+    """The base class of contexts whose `__torch_dispatch__` is called for every operation; without it, an empty context."""
+    return getattr(dispatch.find(), "TorchDispatchMode", ExitStack)
