@@ -53,6 +53,7 @@ def remove(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remove]:
         recorder.can_record.cache_clear()
 
     monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
+    internals.warn_once.cache_clear()
     yield gone
     recorder.can_record.cache_clear()
 
@@ -85,6 +86,12 @@ def test_a_missing_name_is_logged_once(capability: str, name: str, caplog: pytes
     assert [record.getMessage().count(original.without) for record in caplog.records] == [1]
     with pytest.raises(ImportError, match=re.escape(original.without)):
         changed.required()
+
+
+def test_options_that_inductor_does_not_know_are_left_out(remove: Remove, caplog: pytest.LogCaptureFixture) -> None:
+    assert internals.known_options({"cpp_wrapper": True, "moved": 1}) == {"cpp_wrapper": True}
+    assert internals.known_options({"moved": 1}) == {}
+    assert [r.getMessage().count("without the option moved") for r in caplog.records] == [1]
 
 
 @can_record

@@ -11,6 +11,7 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,12 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+
+@cache
+def warn_once(what: str, reason: str) -> None:
+    """Log what is left out or done differently in this version of torch."""
+    log.warning("torch %s: %s (%s)", torch.__version__, what, reason)
 
 
 class Capability:
@@ -36,7 +43,7 @@ class Capability:
             try:
                 self._found = SimpleNamespace(**{name: pkgutil.resolve_name(x) for name, x in self.names.items()})
             except Exception as error:  # not only ImportError: importing a changed module can fail in any way
-                log.warning("torch %s: %s (%s)", torch.__version__, self.without, error)
+                warn_once(self.without, str(error))
         return self._found
 
     def required(self) -> Any:
@@ -161,7 +168,11 @@ def outside_tracing() -> Iterator[None]:
 def known_options(options: dict[str, Any]) -> dict[str, Any]:
     """Those options of inductor that this version of torch has."""
     names = inductor_options.find()
-    known = names.list_options() if names is not None else ()
+    if names is None:
+        return {}
+    known = names.list_options()
+    for name in options.keys() - set(known):
+        warn_once(f"graphs are compiled without the option {name}", "unknown to inductor")
     return {name: value for name, value in options.items() if name in known}
 
 
@@ -170,5 +181,5 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def operation_watcher() -> Any:
-    """The base class of contexts whose `__torch_dispatch__` is called for every operation; without it, an empty context."""
+    """The base class of contexts whose `__torch_dispatch__` is called for every operation, or an empty context."""
     return getattr(dispatch.find(), "TorchDispatchMode", ExitStack)

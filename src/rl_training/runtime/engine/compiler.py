@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import os
 import shutil
@@ -23,7 +22,6 @@ from rl_training.ops.tree import tree_leaves, tree_map
 CPU_GRAPHS_SINCE = (2, 13)  # the first version of torch with good graphs for the CPU
 
 _numbers = itertools.count()
-log = logging.getLogger(__name__)
 
 
 def compiler_available() -> bool:
@@ -38,22 +36,19 @@ def torch_version() -> tuple[int, ...]:
 def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """`fn` as one inductor graph. If compiling with our rewrites fails, it is compiled again without them."""
     rewrites = _rewrites(device)
-    run, tried = _one_graph(fn, device, rewrites), False
+    run, ran = _one_graph(fn, device, rewrites), False
 
     def call(*args: Any) -> Any:
-        nonlocal run, tried
+        nonlocal run, ran
         try:
             out = run(*args)
         except Exception as error:
-            if tried or not rewrites or not internals.is_compiler_error(error):
+            if ran or not rewrites or not internals.is_compiler_error(error):
                 raise
-            reason = _first_line(error)
-            log.warning(
-                "torch %s: '%s' is compiled again without rewrites (%s)", torch.__version__, fn.__name__, reason
-            )
+            internals.warn_once(f"'{fn.__name__}' is compiled again without rewrites", _first_line(error))
             run = _one_graph(fn, device, {})
             out = run(*args)
-        tried = True
+        ran = True
         return out
 
     return _explained(call, fn.__name__)
@@ -85,7 +80,7 @@ def _rewrites(device: torch.device) -> dict[str, Any]:
 
         return {"post_grad_custom_post_pass": GpuRewrites()}
     except Exception as error:  # a name is there and works differently
-        log.warning("torch %s: %s (%s)", torch.__version__, internals.graph_passes.without, error)
+        internals.warn_once(internals.graph_passes.without, str(error))
         return {}
 
 

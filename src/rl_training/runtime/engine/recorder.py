@@ -9,7 +9,6 @@ writes to them in place, and takes no decision that depends on their values.
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops import rng
-from rl_training.ops.torch_internals import cpp_function, recording, shared_fake_mode, writes_in_place
+from rl_training.ops.torch_internals import cpp_function, recording, shared_fake_mode, warn_once, writes_in_place
 from rl_training.ops.tree import tree_leaves, tree_map
 
 RECORD_AFTER = 500  # calls: recording takes about a second and saves about half of every later call
@@ -27,8 +26,6 @@ RECORD_AFTER = 500  # calls: recording takes about a second and saves about half
 _VIEWS = {"view", "select", "slice", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "detach", "alias",
           "split_with_sizes", "split", "unbind"}  # fmt: skip
 _FACTORIES = {"arange", "scalar_tensor", "full", "zeros", "ones"}
-
-log = logging.getLogger(__name__)
 
 
 class Recorded:
@@ -87,7 +84,7 @@ def can_record() -> bool:
     except Exception as error:
         right, reason = False, str(error)
     if not right:
-        log.warning("torch %s: %s (%s)", torch.__version__, recording.without, reason)
+        warn_once(recording.without, reason)
     return right
 
 
