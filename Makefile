@@ -10,9 +10,11 @@ WORKERS ?= 2
 # The version of torch that the tests run with. On a machine without an NVIDIA GPU it is tried first: everyone then has
 # the same numerics, and where a CPU-only build of it is on offer that build is taken instead of gigabytes of GPU
 # libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
-TORCH := torch==2.13.0
+TORCH := 2.13.0
+TORCH_VENV := build/torch-$(TORCH)
+TORCH_TESTS := contract executor memory ops_norms ops_scan products recorder resume rewrites rng torch_internals
 
-.PHONY: help install train test test-compiled test-gpu lint format bench docs site clean clean-venv
+.PHONY: help install train test test-compiled test-gpu test-torch lint format bench docs site clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +23,7 @@ help:
 	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
 	@echo "make test-compiled   compiled equals eager, for every algorithm"
 	@echo "make test-gpu        on a CUDA device: captured equals eager, for every algorithm"
+	@echo "make test-torch TORCH=2.15.0   the tests that depend on torch, with that version in build/torch-2.15.0"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
 	@echo "make docs      write the generated tables of README and docs, and the types of the public names"
@@ -37,8 +40,8 @@ $(BIN)/python:
 $(VENV)/.torch: | $(BIN)/python
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' \
 	  || command -v nvidia-smi >/dev/null 2>&1 \
-	  || $(BIN)/python -m pip install "$(TORCH)" \
-	  || echo "$(TORCH) cannot be installed here: taking the version that the requirements lead to"
+	  || $(BIN)/python -m pip install "torch==$(TORCH)" \
+	  || echo "torch $(TORCH) cannot be installed here: taking the version that the requirements lead to"
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/.torch
@@ -77,6 +80,14 @@ test-compiled: $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) tests/test_gpu.py
+
+$(TORCH_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable '.[dev]'
+	@touch $@
+
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/pytest -n $(WORKERS) --dist loadfile $(TORCH_TESTS:%=tests/test_%.py)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/compare.py

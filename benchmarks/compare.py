@@ -226,7 +226,7 @@ def main() -> None:
     count, seconds = (args.rounds or 3, 4.0) if args.quick else (args.rounds or 5, 10.0)
     began = time.time()
 
-    pythons = {"compile": sys.executable, "eager": sys.executable}
+    pythons = {"compile": sys.executable, "recorded": sys.executable}
     if can_import(sys.executable, "stable_baselines3"):
         pythons["sb3"] = sys.executable
     else:
@@ -252,7 +252,7 @@ def main() -> None:
         for case in SOLVED:
             if args.quick and case == "dqn":
                 continue
-            names = {"auto": sys.executable, **{k: v for k, v in pythons.items() if k != "eager"}}
+            names = {"auto": sys.executable, **{k: v for k, v in pythons.items() if k != "recorded"}}
             rows = rounds("solved", case, names, 1 if args.quick else min(3, count), seconds)
             results["solved"][case] = solved(rows, list(names))
     results["machine"] = {

@@ -82,7 +82,7 @@ def ours(algo: str, mode: str, seconds: float) -> dict[str, float]:
 
     torch.set_num_threads(1)
     made = learner(algo, mode, 1, "cpu")
-    # eager mode runs from a recording after 500 calls
+    # mode recorded runs from a recording after 500 calls
     return timed(lambda: made.call("update"), seconds, 3 if mode == "compile" else 510)
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--cuda", action="store_true", help="run the GPU part instead of the comparison on one core")
     parser.add_argument("--seeds", default="1,16", help="numbers of seeds in the GPU part")
     parser.add_argument("--algos", default=",".join(GOALS))
-    parser.add_argument("--modes", default="compile,eager", help="execution modes of rl_training on the CPU")
+    parser.add_argument("--modes", default="compile,recorded", help="execution modes of rl_training on the CPU")
     parser.add_argument("--d3rlpy-python", default="", help="interpreter that can import d3rlpy, if this one cannot")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=0)

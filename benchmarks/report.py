@@ -12,7 +12,7 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 NAMES = {
-    "compile": "rl_training, compiled", "eager": "rl_training, eager", "auto": "rl_training, auto",
+    "compile": "rl_training, compiled", "recorded": "rl_training, recorded", "auto": "rl_training, auto",
     "study8": "rl_training, 8 seeds as one study", "sb3": "Stable-Baselines3", "sbx": "SBX (JAX)",
 }  # fmt: skip
 TITLES = {

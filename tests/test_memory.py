@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, so that a graph's temporaries cost no page faults."""
+"""Freed memory stays with the process, so that the intermediate results of a graph cause no page faults."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def test_memory_that_was_freed_is_used_again() -> None:
 
 
 @glibc
-def test_the_users_own_settings_stay() -> None:
+def test_settings_of_the_user_are_kept() -> None:
     assert probe({"MALLOC_TRIM_THRESHOLD_": "131072"})[1] == "False"

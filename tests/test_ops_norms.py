@@ -9,7 +9,7 @@ from torch import Tensor
 from rl_training.ops import norms, pieces
 from rl_training.ops.norms import norm_silu
 from rl_training.ops.pieces import compiled_pieces
-from rl_training.runtime.engine.executor import compiler_available
+from rl_training.runtime.engine.compiler import compiler_available
 
 EPS = 1e-4
 LAYOUTS = [((3, 5, 7), -1), ((3, 5, 4, 2), -3)]  # rows of features; images, with the norm over channels

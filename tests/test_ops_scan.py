@@ -12,7 +12,8 @@ from rl_training.ops.grad import pullback
 from rl_training.ops.pieces import compiled_pieces
 from rl_training.ops.scan import register_step, scan
 from rl_training.runtime.engine import recorder
-from rl_training.runtime.engine.executor import Executor, compiler_available
+from rl_training.runtime.engine.compiler import compiler_available
+from rl_training.runtime.engine.executor import Executor
 
 T, B, D = 5, 3, 4
 NAME = "test_ops_scan: a state, and how often it was changed"

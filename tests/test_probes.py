@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def trained(algo: str, env: str, tmp_path: Path, *, steps: float = 1.0, kwargs: Any = None, **env_kwargs: Any) -> Agent:
     recipe = RECIPES[algo]
     config = TrainConfig(
-        algo=algo, env_id=f"rl_training/{env}-v0", total_timesteps=int(recipe["steps"] * steps), execution="eager",
+        algo=algo, env_id=f"rl_training/{env}-v0", total_timesteps=int(recipe["steps"] * steps), execution="recorded",
         num_envs=recipe["num_envs"], output_dir=str(tmp_path), eval_episodes=20, device="cpu",
         env_kwargs={"continuous": recipe["continuous"], **env_kwargs},
         algo_kwargs={**recipe["kwargs"], **(kwargs or {})},

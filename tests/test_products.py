@@ -1,4 +1,4 @@
-"""Products as code of the graph (products.h), and intermediate results that stay where they are."""
+"""Products as code of the graph (products.h), and intermediate results that keep their memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch._inductor.utils import fresh_cache
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_training.algorithms.value.target_rules import take
-from rl_training.runtime.engine.executor import CPU_GRAPHS_SINCE, compiled, torch_version
-from rl_training.runtime.engine.inductor.passes import CpuRewrites, _Calls
+from rl_training.runtime.engine.compiler import CPU_GRAPHS_SINCE, compiled, torch_version
 
 pytestmark = pytest.mark.skipif(torch_version() < CPU_GRAPHS_SINCE, reason="graphs of an older torch are not rewritten")
 
 CPU = torch.device("cpu")
-PRODUCTS = [  # rows, terms, columns, is the left one transposed, the right one: whole blocks, and rests of each
+passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
+PRODUCTS = [  # rows, terms, columns, left transposed?, right transposed? Whole blocks and remainders of each kind
     (12, 16, 32, False, False), (7, 130, 17, False, True), (13, 5, 40, True, False), (2, 19, 9, False, True),
     (1, 8, 24, False, False), (64, 3, 5, True, True), (5, 1, 10, False, True), (33, 12, 1, False, False),
     (1_030, 9, 16, False, False), (1_100, 20, 24, False, True),
@@ -26,14 +26,14 @@ PRODUCTS = [  # rows, terms, columns, is the left one transposed, the right one:
 
 
 def matrix(rows: int, columns: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Inside a larger one, so that it has an offset."""
+    """A part of a larger matrix, so that it has an offset."""
     size = (columns, rows) if flip else (rows, columns)
     inner = torch.randn(size[0] + 1, *size[1:], generator=generator)[1:]
     return inner.mT if flip else inner
 
 
 def hidden_layers(x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Results that are a buffer, a view of one, made in one, or in the memory of another."""
+    """Results that are a buffer, a view of a buffer, a part of one, or stored in the memory of another."""
     hidden = torch.relu(x @ weights)
     joined = torch.cat([hidden, 2.0 * hidden])
     return {
@@ -42,11 +42,11 @@ def hidden_layers(x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         "part": joined[3:],
         "reused": torch.tanh((hidden - 1.0) @ weights),
         "sum": joined.sum(0),
-        "sorted": 2.0 * torch.sort(joined[1:, 3:9] - 1.0, dim=0).values,  # by the library, of a part
+        "sorted": 2.0 * torch.sort(joined[1:, 3:9] - 1.0, dim=0).values,  # a library operation on a part
     }
 
 
-def test_products_of_every_size_and_layout_and_results_that_the_caller_may_keep() -> None:
+def test_products_of_every_size_and_layout_and_results_that_the_caller_keeps() -> None:
     generator = torch.Generator().manual_seed(0)
     given = [
         (matrix(rows, terms, left, generator), matrix(terms, columns, right, generator))
@@ -61,7 +61,7 @@ def test_products_of_every_size_and_layout_and_results_that_the_caller_may_keep(
         return [left @ right for left, right in given], hidden_layers(x, weights)
 
     graph = torch.no_grad()(compiled(fn, CPU))
-    results = [graph(given, x) for x in inputs]  # no call may write to the results of the one before
+    results = [graph(given, x) for x in inputs]  # no call may overwrite the results of the previous one
     for x, (products, layers) in zip(inputs, results, strict=True):
         for got, (left, right) in zip(products, given, strict=True):
             torch.testing.assert_close(got.double(), left.double() @ right.double(), atol=2e-5, rtol=1e-5)
@@ -83,7 +83,7 @@ def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
         return torch.func.grad(loss, (0, 1))(x, weight)
 
     graph = make_fx(gradients, tracing_mode="fake")(x, weight, actions, pull)
-    CpuRewrites()(graph.graph)
+    passes.CpuRewrites()(graph.graph)
     assert [node.kwargs["parts"] for node in graph.graph.nodes if "parts" in node.kwargs] == [3, 3]
     fast = compiled(gradients, CPU)
     for given in (pull, torch.zeros_like(pull)):
@@ -92,7 +92,7 @@ def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
 
 
 def gradients(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Any:
-    """Of two layers with relu."""
+    """Two layers with relu."""
 
     def loss(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
         return (torch.relu(torch.relu(x @ w1 + b1) @ w2 + b2) ** 2).sum()
@@ -101,23 +101,23 @@ def gradients(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Any:
 
 
 def test_relus_are_part_of_the_products_and_rows_of_zeros_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of one network and of an ensemble, with rests everywhere; then large products, as in the gradient of the
-    lower of two critics: a row has values in one of them only."""
+    """Layers of one network and of an ensemble, with remainders in every dimension; then large products, as in the
+    gradient of the lower of two critics, where each row is nonzero in only one of them."""
     found: Counter[str] = Counter()
-    ordinary = CpuRewrites.__call__
+    ordinary = passes.CpuRewrites.__call__
 
-    def rewrite(self: CpuRewrites, graph: torch.fx.Graph) -> None:
+    def rewrite(self: Any, graph: torch.fx.Graph) -> None:
         ordinary(self, graph)
         graph.eliminate_dead_code()
         found.update(str(node.target) for node in graph.nodes)
 
-    monkeypatch.setattr(CpuRewrites, "__call__", rewrite)
+    monkeypatch.setattr(passes.CpuRewrites, "__call__", rewrite)
     generator = torch.Generator().manual_seed(1)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator)
 
-    networks = [  # the terms of a second layer are more than products.h takes at a time
+    networks = [  # a second layer has more terms than products.h adds at a time
         (normal(37, 5), normal(300, 5).mT, normal(300), normal(300, 21), normal(21)),
         (normal(2, 33, 9), normal(2, 9, 17), normal(2, 1, 17), normal(2, 35, 17).mT, normal(2, 1, 35)),
     ]
@@ -130,7 +130,7 @@ def test_relus_are_part_of_the_products_and_rows_of_zeros_are_left_out(monkeypat
     graph = torch.no_grad()(compiled(fn, CPU))
     with fresh_cache():  # a graph from the cache would not be rewritten
         graph(networks, torch.zeros(130, 200), weights, result)
-    for live in (0, 1, 13, 77, 111, 130):  # from 98 on it is the product of all rows
+    for live in (0, 1, 13, 77, 111, 130):  # from 98 on, all rows are multiplied
         rows, left = torch.randperm(130, generator=generator)[:live], torch.zeros(130, 200)
         left[rows] = normal(live, 200)
         left[rows, :150] = 0.0  # a row may begin with zeros
@@ -157,10 +157,10 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
     from rl_training.runtime.engine.inductor.epilogues import narrow_products
 
     graph = make_fx(fn, tracing_mode="fake")(grads, weights)
-    narrow_products(graph.graph, _Calls(graph.graph))
+    narrow_products(graph.graph, passes.Calls(graph.graph))
     graph.recompile()
     products = [n for n in graph.graph.nodes if n.target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)]
-    assert sorted(n.meta["val"].shape[-1] for n in products) == [6, 6, 23]  # the last one is read as a whole too
+    assert sorted(n.meta["val"].shape[-1] for n in products) == [6, 6, 23]  # the last one is also read as a whole
     torch.testing.assert_close(graph(grads, weights), fn(grads, weights), atol=1e-5, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Compiled graphs: what is rewritten gives the numbers of the operations it replaces."""
+"""Rewritten graphs compute the same numbers as the operations that they replace."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from rl_training.algorithms.value.target_rules import take
 from rl_training.ops import rng
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.engine.executor import compiled
-from rl_training.runtime.engine.inductor.passes import CpuRewrites, join_products
+from rl_training.runtime.engine.compiler import compiled
 
 CPU = torch.device("cpu")
+passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
+shared_weights = pytest.importorskip("rl_training.runtime.engine.inductor.shared_weights", exc_type=ImportError)
 
 
 def rewritten(fn: Any, *inputs: Tensor) -> tuple[torch.fx.GraphModule, Counter[str]]:
     """The operations of `fn` after the rewrite, and how often each occurs."""
     graph = make_fx(fn, tracing_mode="fake")(*inputs)
-    CpuRewrites()(graph.graph)
+    passes.CpuRewrites()(graph.graph)
     graph.graph.lint()
     graph.recompile()
     return graph, Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
@@ -40,7 +41,7 @@ def test_tanh_is_a_rational_function_as_exact_as_the_library() -> None:
 
 
 def test_compiled_tanh_layer_has_the_slopes_of_tanh() -> None:
-    """The slope reads the result: nothing is computed twice, and second derivatives are right too."""
+    """The slope reads the result: nothing is computed twice, and second derivatives are right."""
     layer, x = nn.Tanh(), torch.linspace(-9.0, 9.0, 1001)
 
     def derivatives(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ def test_numbers_that_many_elements_read_are_stored() -> None:
     torch.testing.assert_close(graph(grads, norm), grads + norm)
     seeds = torch.tensor([3.0, 900.0])
     _, found = rewritten(lambda g, n: g * (10.0 / n)[:, None], grads.view(2, -1), seeds)
-    assert found["rl_training.stored.default"] == 1  # one number to each seed of a study, behind a view
+    assert found["rl_training.stored.default"] == 1  # one number for each seed of a study, behind a view
     _, found = rewritten(lambda g, n: g * (10.0 / n), grads[:512], norm)
     assert found["rl_training.stored.default"] == 0  # too few readers
     _, found = rewritten(lambda g, n: g * (n + 1.0), grads, norm)
@@ -120,7 +121,7 @@ def test_rows_of_a_sample_are_drawn_once_and_compiled_adam_is_adam() -> None:
     torch.testing.assert_close(fast[1:], plain[1:], atol=1e-6, rtol=1e-6)
 
 
-def test_the_choice_of_an_action_is_made_once_and_its_mask_where_it_is_read() -> None:
+def test_chosen_actions_are_stored_but_masks_are_not() -> None:
     values, kept, rows = torch.randn(64, 2, 51), torch.randint(2, (500,)).float(), torch.randint(500, (64,))
 
     def chosen(values: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def test_the_choice_of_an_action_is_made_once_and_its_mask_where_it_is_read() ->
     assert torch.equal(graph(values, kept, rows), values[torch.arange(64), kept[rows].long()])
 
 
-def test_sums_over_many_rows_are_products_where_the_matrix_is_in_memory_anyway() -> None:
+def test_sums_over_many_rows_are_products_if_the_matrix_is_stored_anyway() -> None:
     x, weight, y = torch.randn(2, 2_048, 16), torch.randn(2, 16, 40), torch.randn(2, 2_048)
 
     def gradients(x: Tensor, weight: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +147,7 @@ def test_sums_over_many_rows_are_products_where_the_matrix_is_in_memory_anyway()
         return hidden.sum(1), (y.unsqueeze(-1) * hidden).sum(1, keepdim=True), (x * x).sum(1)
 
     graph, found = rewritten(gradients, x, weight, y)
-    assert found["rl_training.product.default"] == 3  # the last one would have to be stored first
+    assert found["rl_training.product.default"] == 3  # for the last sum, the matrix would have to be stored first
     for ours, theirs in zip(graph(x, weight, y), gradients(x, weight, y), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
     for ours, theirs in zip(compiled(gradients, CPU)(x, weight, y), gradients(x, weight, y), strict=True):
@@ -154,14 +155,14 @@ def test_sums_over_many_rows_are_products_where_the_matrix_is_in_memory_anyway()
 
 
 def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:
-    """The graph whose products with the same weights are one; their number before and after."""
+    """The graph with joined products, and the number of products before and after."""
 
     def products(graph: torch.fx.Graph) -> int:
         return sum("mm.default" in str(n.target) for n in graph.nodes)
 
     graph = make_fx(fn, tracing_mode="fake")(*inputs)
     before = products(graph.graph)
-    join_products(graph.graph, "cpu")
+    shared_weights.join_products(graph.graph, "cpu")
     graph.graph.eliminate_dead_code()
     graph.graph.lint()
     graph.recompile()
@@ -172,13 +173,13 @@ def test_products_with_the_same_weights_become_one() -> None:
     generator = torch.Generator().manual_seed(0)
     flat, x, y = (torch.randn(shape, generator=generator) for shape in ((72 + 72,), (5, 8), (5, 8)))
 
-    def forward(flat: Tensor, x: Tensor) -> Tensor:  # two layers, whose weights are parts of one vector
+    def forward(flat: Tensor, x: Tensor) -> Tensor:  # two layers with weights that are parts of one vector
         first, second = torch.split(flat, [72, 72])
         return torch.relu(x @ first.view(9, 8)[:8].mT) @ second.view(8, 9)[:, :8]
 
     def fn(flat: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         near, far = forward(flat, x), forward(flat, y)
-        return near, far, forward(flat, far)  # the last one needs the second: it stays alone
+        return near, far, forward(flat, far)  # the last one depends on the second: it is not joined
 
     graph, before, after = joined(fn, flat, x, y)
     assert (before, after) == (6, 4)

@@ -39,7 +39,8 @@ EXTRAS = {
 _COMPILE_LIMIT = 180  # seconds; a cold compiler on a busy machine has taken 45
 _PROBE = """
 import torch
-from rl_training.runtime.engine.executor import compiled, choose_device
+from rl_training.runtime.engine.compiler import compiled
+from rl_training.runtime.engine.executor import choose_device
 device = choose_device("auto")
 x = torch.arange(8.0, device=device)
 assert torch.equal(compiled(lambda x: x * 2 + 1, device)(x), x * 2 + 1)
@@ -57,10 +58,12 @@ def doctor(
 ) -> None:
     """Check this machine: versions, device, compiler, extras, write access, memory."""
     from rl_training.experiment.run.run_dir import library_versions
+    from rl_training.ops.torch_internals import left_out
 
     report: dict[str, Any] = {"versions": {**library_versions(), "os": f"{platform.system()} {platform.machine()}"}}
     report["device"] = _device()
     report["machine"] = _machine()
+    report["left_out"] = left_out()
     report["output_dir"] = {"path": output_dir, **_writable(Path(output_dir))}
     report["compile"] = _compile(try_it=not no_compile)
     report["extras"] = {name: _extra(name, modules) for name, modules in EXTRAS.items()}
@@ -161,9 +164,9 @@ def _problems(report: dict[str, Any]) -> list[str]:
         where = report["output_dir"]
         out.append(f"{where['path']} cannot be written ({where['reason']}): choose another --output-dir")
     if report["compile"]["compiler"] is None and report["device"]["auto"] == "cpu":
-        out.append("no C++ compiler: long runs stay eager and slower; install g++ or clang++")
+        out.append("no C++ compiler: long runs are recorded, not compiled, and slower; install g++ or clang++")
     elif report["compile"]["works"] is False:
-        out.append(f"compiling fails ({report['compile']['reason']}): use --execution eager")
+        out.append(f"compiling fails ({report['compile']['reason']}): use --execution recorded")
     return out
 
 
@@ -181,6 +184,7 @@ def _show(report: dict[str, Any]) -> None:
         ("cpu", f"{machine['usable_cpus']} of {machine['cpus']} usable, torch uses {machine['torch_threads']} threads"),
         ("memory", f"{machine['memory_gb']} GB{free}"),
         ("compiler", f"{compiler['compiler'] or 'none found'}; torch.compile {works}{took}"),
+        ("engine", "; ".join(report["left_out"]) or "every optional part of torch was found"),
         ("output", f"{place['path']}: {access}"),
     ]
     for name, extra in report["extras"].items():

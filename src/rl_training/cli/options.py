@@ -71,7 +71,7 @@ Settings = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1.")]
 Execution = Annotated[
-    str | None, typer.Option("--execution", metavar="MODE", help="auto, eager, compile or cudagraph.")
+    str | None, typer.Option("--execution", metavar="MODE", help="auto, eager, recorded, compile or cudagraph.")
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress display.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

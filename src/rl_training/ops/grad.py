@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rl_training.ops.torch_internals import is_wrapped
 from rl_training.ops.tree import tree_leaves, tree_map
 
 P = TypeVar("P")
@@ -57,4 +58,4 @@ def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[
 
 def _transformed(x: Tensor) -> bool:
     """Under `torch.compile`, `vmap` or another functional transform?"""
-    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return torch.compiler.is_compiling() or is_wrapped(x)

@@ -1,4 +1,5 @@
-"""RMS norm and SiLU as one function with one gradient: in a world model they are most of what is no product."""
+"""RMS norm and SiLU as one function with one gradient. Apart from matrix products, a world model spends most of its
+time in them."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from rl_training.ops.pieces import piece, pieces_on
 
-# Where a kernel of its own pays for being compiled (a second each): on a CPU it is no faster, nor for a small model.
+# Where compiling a separate kernel (a second each) pays off: it is no faster on a CPU or for a small model.
 DEVICES, LARGE = {"cuda"}, 2**18
 
 
 def norm_silu(x: Tensor, scale: Tensor, axis: int, eps: float) -> Tensor:
-    """SiLU of x / sqrt(mean(x^2) + eps) * scale, the mean along `axis` (from the end: -1, ...). `scale` [size, 1 for
-    each axis after it]."""
+    """SiLU of x / sqrt(mean(x^2) + eps) * scale with the mean along `axis`, which counts from the end (-1, ...).
+    `scale` [size, 1 for each later axis]."""
     if pieces_on() and x.device.type in DEVICES and x.numel() >= LARGE:
         out: Tensor = _NormSilu.apply(x, scale, axis, eps)  # type: ignore[no-untyped-call]
         return out

@@ -1,4 +1,4 @@
-"""Operations of our own: what a graph, a recording or `vmap` takes for one step instead of looking into it."""
+"""Custom operations: a graph, a recording or `vmap` treats each as a single step and does not look inside."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def operation(
     schema: str, function: Callable[..., Any], *kinds: str, shapes: Callable[..., Any] | None = None,
     batched: Callable[..., Any] | None = None,
 ) -> Any:  # fmt: skip
-    """`torch.ops.rl_training.<name>` of a schema "name(arguments) -> result".
+    """Define `torch.ops.rl_training.<name>` by its schema, "name(arguments) -> result".
 
-    `kinds`: the dispatch keys that `function` serves ("CPU", "CUDA"). `shapes` gives empty results, for tracing; one
-    that is made of tensor operations ("CompositeExplicitAutograd") needs none. `batched` is its vmap.
+    `kinds`: the dispatch keys that `function` implements ("CPU", "CUDA"). `shapes` returns empty results for tracing; a
+    function made of tensor operations ("CompositeExplicitAutograd") needs none. `batched` is the rule for vmap.
     """
     name = schema.partition("(")[0]
     _library.define(schema)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops.operations import operation
+from rl_training.ops.torch_internals import is_wrapped
 
 _MASK = (1 << 64) - 1
 
@@ -39,7 +40,7 @@ def _shift_right(x: Tensor, n: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    if not _host and x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if not _host and x.device.type == "cpu" and not is_wrapped(x):
         mixed: Tensor = mix_op(x)
         return mixed
     x = (x ^ _shift_right(x, 30)) * _MUL_1
@@ -100,7 +101,7 @@ def _plain(x: Tensor) -> bool:
         and x.device.type == "cpu"
         and _host
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not is_wrapped(x)
     )
 
 

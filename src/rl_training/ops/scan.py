@@ -1,11 +1,11 @@
-"""Recurrent loops that do not grow a compiled graph with their length.
+"""Recurrent loops whose length does not affect the size of a compiled graph.
 
-`scan(name, weights, start, rows)` calls a step for every row. In eager mode that is a loop. Inside a compiled graph the
-whole loop is one opaque operation: its step is compiled once, on its own, and called for each row, so that compiling
-costs the same for 8 rows and for 64. All of it can be captured in a CUDA graph, and runs under `vmap`.
+`scan(name, weights, start, rows)` calls a step for every row. In eager mode that is a loop. In a compiled graph the
+whole loop is one opaque operation: its step is compiled once, on its own, and called for each row, so compiling takes
+as long for 64 rows as for 8. A scan can be captured in a CUDA graph and runs under `vmap`.
 
-Nothing is differentiated here. Gradients through time are a loop too (`ops.grad.pullback` of the step, from the last
-row to the first); those of the weights are then one product over all rows (see `models/filtering.py`).
+A scan is not differentiable. Gradients through time are another loop (`ops.grad.pullback` of the step, from the last
+row to the first); the gradients of the weights are then one product over all rows (see `models/filtering.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from rl_training.ops.operations import operation
-from rl_training.ops.pieces import Tensors, compiled_for, not_traced, pieces_on
+from rl_training.ops.pieces import Tensors, compiled_for, pieces_on
+from rl_training.ops.torch_internals import outside_tracing
 
 Step = Callable[[Tensors, Tensors, Tensors], Tensors]  # (weights, state, one row) -> the next state
 
@@ -24,14 +25,14 @@ _steps: dict[str, Step] = {}
 
 
 def register_step(name: str, step: Step) -> None:
-    """Make a step known. Compiled graphs hold its name, also those that were cached by another process: the name must
-    say all that the step depends on."""
+    """Compiled graphs, including those that another process cached, contain only the name of a step. The name must
+    therefore identify the function and every constant that it uses."""
     _steps[name] = step
 
 
 def scan(name: str, weights: Tensors, start: Tensors, rows: Tensors, *, reverse: bool = False) -> Tensors:
-    """The states after each row: [T, ...] for each part of the state. `rows` [T, ...], from the last one if `reverse`;
-    results stand at the place of their row."""
+    """The state after each row: [T, ...] for each part of the state. `rows` [T, ...] are read from last to first if
+    `reverse`; each result has the index of its row."""
     if pieces_on() or torch.compiler.is_compiling():
         out: Tensors = _scan(name, weights, start, rows, reverse, 0)
         return out
@@ -49,13 +50,13 @@ def _loop(step: Step, weights: Tensors, start: Tensors, rows: Tensors, reverse: 
     return [torch.stack(parts) for parts in zip(*states)]
 
 
-# --- the same as one operation of a graph ----------------------------------------------------------------------------
+# --- the loop as one operation ----------------------------------------------------------------------------------------
 
 
 def _run(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bool, seeds: int) -> Tensors:
     weights, start, rows = ([x.contiguous() for x in part] for part in (weights, start, rows))
     step = compiled_for(name, _steps[name], seeds, [*start, *weights, *(x[0] for x in rows)])
-    with not_traced():
+    with outside_tracing(), torch.no_grad():
         return _loop(step, weights, start, rows, reverse)
 
 
@@ -65,7 +66,7 @@ def _shapes(name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse:
 
 def _batched(info: Any, in_dims: Any, name: str, weights: Tensors, start: Tensors, rows: Tensors, reverse: bool,
              seeds: int) -> tuple[Tensors, list[int]]:  # fmt: skip
-    """Under vmap: the seeds come first in weights and states, second in rows."""
+    """Under vmap: seeds are the first axis of weights and states, the second of rows."""
 
     def moved(tensors: Tensors, dims: Any, place: int) -> Tensors:
         spread = [x.unsqueeze(0).expand(info.batch_size, *x.shape) for x in tensors]

@@ -56,8 +56,8 @@ class TrainConfig(BaseModel):
     """Run directories are created below it."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
-    execution: Literal["auto", "eager", "compile", "cudagraph"] = "auto"
-    """How updates run; auto decides from device and length of the run."""
+    execution: Literal["auto", "eager", "recorded", "compile", "cudagraph"] = "auto"
+    """How updates run: eager, recorded, compile or cudagraph; auto chooses by the device and the length of the run."""
     num_envs: int | None = Field(None, ge=1, le=65536)
     """Environments of each seed; empty: the algorithm's usual number."""
     vectorization: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"

@@ -153,7 +153,7 @@ class DatasetFactory:
         if not target.is_dir():
             scratch = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex}")
             try:
-                result = self.train(config.model_copy(update={"output_dir": str(scratch)}))
+                result = self.train(config.model_copy(update={"output_dir": str(scratch), "execution": "recorded"}))
                 if result.signal is not None:
                     raise KeyboardInterrupt if result.signal == signal.SIGINT else SystemExit(128 + result.signal)
                 try:

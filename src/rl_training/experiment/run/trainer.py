@@ -249,7 +249,7 @@ class Trainer:
                 "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
             )
             self.progress.message(f"resumed at step {self.loop.env_steps:,}, environments continue {state}")
-        if mode != "eager":
+        if mode in ("compile", "cudagraph"):
             self.progress.update(self.loop.env_steps, text="compiling (cached for the next run) ...")
 
     def _train(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves as flat
 
 from rl_training.algorithms.base import Aux, Phase, TrainState
 from rl_training.envs.vector import EnvError
@@ -27,6 +25,7 @@ from rl_training.experiment.run.config import TrainConfig, read_config
 from rl_training.experiment.run.process import suitable_threads
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
+from rl_training.ops.torch_internals import operation_watcher
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.learners.base import LEARN
 from rl_training.runtime.learners.evolution import EvolutionLearner
@@ -55,23 +54,28 @@ class _Reached(Exception):
         self.step, self.train, self.batch, self.key = step, train, batch, key
 
 
-class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FirstNonFinite(operation_watcher()):  # type: ignore[misc]
     """Remembers the first operation that made NaN or infinity out of finite numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.first: dict[str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if self.first is None and name not in _MASKS:
-            inputs = [x for x in flat((args, kwargs)) if isinstance(x, Tensor)]
-            results = [x for x in flat(out) if isinstance(x, Tensor)]
+            inputs, results = tensors_in([*args, *(kwargs or {}).values()]), tensors_in([out])
             if inputs and not all(map(finite, results)) and all(map(finite, inputs)):
                 nan = any(bool(torch.isnan(x).any()) for x in results if x.is_floating_point())
                 self.first = {"operation": name, "value": "NaN" if nan else "infinity", **_place()}
         return out
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some values and in lists of them."""
+    parts = [tensors_in(x) if isinstance(x, list | tuple) else [x] for x in values]
+    return [x for part in parts for x in part if isinstance(x, Tensor)]
 
 
 def finite(x: Tensor) -> bool:

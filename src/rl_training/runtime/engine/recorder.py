@@ -1,24 +1,27 @@
-"""Eager execution without the Python around it.
+"""Recorded execution: plain operations without the Python code around them.
 
-A function that is called often is recorded once: the tensor operations it ran, in order, as a flat list (make_fx),
-written out as Python source that calls them. Trees, views of parameters and autograd's bookkeeping are gone after that;
-the operations, and so every bit of the result, stay the same. It needs no compiler, and it asks of a function only what
-a compiled graph asks too: the same tensors at every call, written in place, no decision that depends on their values.
+A function that is called often is recorded once: make_fx lists the tensor operations that one call runs, and this
+module writes them out as Python source. From then on the source runs instead of the function. Trees, views of
+parameters and autograd's bookkeeping disappear; the operations stay, and so does every bit of the result. No compiler
+is needed. A function must meet the same conditions as for a compiled graph: it gets the same tensors in every call,
+writes to them in place, and takes no decision that depends on their values.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_training.ops import rng
+from rl_training.ops.torch_internals import cpp_function, recording, shared_fake_mode, warn_once, writes_in_place
 from rl_training.ops.tree import tree_leaves, tree_map
 
-RECORD_AFTER = 500  # calls: recording costs about a second, and saves about half of each later call
+RECORD_AFTER = 500  # calls: recording takes about a second and saves about half of every later call
 
 _VIEWS = {"view", "select", "slice", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "detach", "alias",
           "split_with_sizes", "split", "unbind"}  # fmt: skip
@@ -26,13 +29,13 @@ _FACTORIES = {"arange", "scalar_tensor", "full", "zeros", "ones"}
 
 
 class Recorded:
-    """`fn`, and after `RECORD_AFTER` calls with the same arguments its recording."""
+    """`fn`, replaced by its recording after `RECORD_AFTER` calls with the same arguments."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn, self.calls = fn, 0
         self.args: tuple[Any, ...] = ()
         self.run: Callable[[], list[Tensor]] | None = None
-        self.out: Any = None  # the shape of the result, as a tree
+        self.out: Any = None  # the structure of the result, as a tree
 
     @torch.no_grad()
     def __call__(self, *args: Any) -> Any:
@@ -40,17 +43,13 @@ class Recorded:
             self.args, self.calls, self.run = args, 0, None
         if self.run is None:
             self.calls += 1
-            return self.fn(*args) if self.calls < RECORD_AFTER else self._record()
+            return self.record() if self.calls >= RECORD_AFTER and can_record() else self.fn(*args)
         with torch.inference_mode():
             leaves = iter(self.run())
         return tree_map(lambda _: next(leaves), self.out)
 
-    def _record(self) -> Any:
-        """One ordinary call that is also written down."""
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses import FakeTensorMode
-        from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
-
+    def record(self) -> Any:
+        """Make one ordinary call and record it."""
         static = tree_leaves(self.args)
 
         def flat(*tensors: Tensor) -> list[Tensor]:
@@ -58,36 +57,57 @@ class Recorded:
             self.out = self.fn(*tree_map(lambda _: next(given), self.args))
             return tree_leaves(self.out)
 
-        # Each result is described by a fake tensor. Without a mode of its own around it, make_fx makes one for every
-        # result, which is nearly half of what recording costs.
-        with rng.tensors_only(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-            graph = make_fx(flat)(*static)
+        with rng.tensors_only(), shared_fake_mode():
+            graph = recording.required().make_fx(flat)(*static)
         self.run = _source(graph, static)
         self.out, out = tree_map(lambda _: 0, self.out), self.out
         return out
 
 
+@cache
+def can_record() -> bool:
+    """Does recording work in this version of torch? Tried on a small function, because a recording that fails halfway
+    has already changed some of the state."""
+    if recording.find() is None:
+        return False
+
+    def step(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        tree["x"].add_(tree["x"][0] + 1.0)
+        return {"twice": tree["x"] * 2.0}
+
+    tree = {"x": torch.zeros(2)}
+    trial = Recorded(step)
+    trial.args = (tree,)
+    try:
+        right = [out["twice"].tolist() for out in (trial.record(), trial(tree))] == [[2.0, 2.0], [6.0, 6.0]]
+        reason = "wrong result"
+    except Exception as error:
+        right, reason = False, str(error)
+    if not right:
+        warn_once(recording.without, reason)
+    return right
+
+
 def _name(target: Any) -> str:
     """`mul` for aten.mul.Tensor."""
-    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+    return getattr(getattr(target, "overloadpacket", None), "__name__", "")
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return writes_in_place(node.target)
 
 
 def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], list[Tensor]]:
-    """The recording as a function without arguments. What can be known now is computed now: views of the static
+    """The recording as a function without arguments. Whatever never changes is computed now: views of the static
     tensors, and constants that nothing writes to."""
     nodes = graph.graph
     nodes.eliminate_dead_code(lambda node: _writes(node) or node.op in ("placeholder", "output"))
     known: dict[torch.fx.Node, Any] = dict(zip((n for n in nodes.nodes if n.op == "placeholder"), static))
-    same: dict[torch.fx.Node, torch.fx.Node] = {}  # nodes that only rename another one
+    same: dict[torch.fx.Node, torch.fx.Node] = {}  # nodes that only rename another node
     names: dict[str, Any] = {}  # of the operations and constants in the source
     numbers: dict[int, str] = {}
     lines: list[str] = []
-    last: dict[str, int] = {}  # line that reads a name last: then its memory is freed, as without a recording
+    last: dict[str, int] = {}  # the last line that reads a name; its memory is freed there, as without a recording
 
     def constant(value: Any) -> str:
         if id(value) not in numbers:
@@ -130,16 +150,15 @@ def _source(graph: torch.fx.GraphModule, static: list[Tensor]) -> Callable[[], l
             lines.append(f"{node.name} = {text(node.args[0])}[{node.args[1]}]")
         else:
             call = [text(value) for value in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
-            function = node.target._op if isinstance(node.target, torch._ops.OpOverload) else node.target
-            if node.target is rng.mix_op:  # straight to the Python that it runs
-                function = rng.mix_on_host
+            # The generator's mixing operation runs Python code: call that directly.
+            function = rng.mix_on_host if node.target is rng.mix_op else cpp_function(node.target)
             lines.append(f"{node.name} = {constant(function)}({', '.join(call)})")
     for name, number in last.items():
         if number < len(lines) - 1:
             lines[number] += f"; del {name}"
     body = "\n        ".join(lines)
     source_text = f"def make({', '.join(names)}):\n    def run():\n        {body}\n    return run"
-    space: dict[str, Any] = {}
-    exec(source_text, space)
-    run: Callable[[], list[Tensor]] = space["make"](*names.values())
+    scope: dict[str, Any] = {}
+    exec(source_text, scope)
+    run: Callable[[], list[Tensor]] = scope["make"](*names.values())
     return run

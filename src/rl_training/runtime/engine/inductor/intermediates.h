@@ -1,5 +1,5 @@
-// An intermediate result whose memory is kept from call to call, or a view of one. Its place is known; a tensor that
-// PyTorch counts the uses of is made only for those who ask for one, which the kernels of a graph do not.
+// An intermediate result that keeps its memory from call to call, or a view of one. Kernels of the graph use its
+// address. A reference-counted tensor is created only for library operations, which ask for a handle.
 #include <utility>
 
 namespace rl_training {
@@ -21,7 +21,7 @@ class Kept {
     return view_.get();
   }
   AtenTensorHandle get() const { return *this; }
-  AtenTensorHandle release() const { // for an owner of its own
+  AtenTensorHandle release() const { // the caller owns the new handle
     AtenTensorHandle handle = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(*this, &handle));
     return handle;
@@ -38,7 +38,7 @@ class Kept {
   mutable RAIIAtenTensorHandle view_;
 };
 
-// What inductor calls where a view is wanted.
+// Inductor's code calls these to create a view.
 inline Kept reinterpret_tensor_wrapper(
     const Kept& of, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset) {
   return Kept(of, ndim, sizes, strides, offset);

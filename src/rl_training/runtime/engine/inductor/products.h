@@ -1,6 +1,6 @@
-// Products of small matrices, c = a b, with all sizes and strides as constants. A library call costs a microsecond or
-// two before it begins and packs both factors; here the left one is read where it is, and the right one is packed only
-// where its rows are not contiguous. What follows a layer (its bias, its activation) is done to the sums before they
+// Products of small matrices, c = a b, with all sizes and strides as constants. A library call takes a microsecond or
+// two before it begins, and it packs both factors. Here, the left factor is read in place, and the right factor is
+// packed only if its rows are not contiguous. The bias and activation of a layer are applied to the sums before they
 // are stored.
 #include <ATen/cpu/vec/vec.h>
 #include <cstring>
@@ -21,8 +21,8 @@ inline float* working_space(int number, long size) {
   return space[number].get();
 }
 
-// In a register, from here on: compilers would rather read it from memory again for each use, more often than the
-// processor can, or keep it there all the time, where every register is needed for the sums.
+// Force a value into a register. Compilers would rather load it again for each use, more often than the processor can,
+// or keep it in a register all the time, although every register is needed for the sums.
 inline __attribute__((always_inline)) Vec in_register(Vec x) {
 #if defined(CPU_CAPABILITY_AVX512)
   __m512 value = x;
@@ -37,7 +37,7 @@ inline __attribute__((always_inline)) Vec in_register(Vec x) {
 #endif
 }
 
-// --- what is done to the sums; `at` moves to the place of a block ---
+// --- epilogues: what happens to the sums; `at` moves to the position of a block ---
 
 struct Stored {
   Stored at(long, long) const { return *this; }
@@ -54,7 +54,7 @@ struct BiasAndRelu {
   }
 };
 
-// The gradient behind a relu: where its result, a matrix with N columns, is not positive it is zero.
+// The gradient of a relu: zero where its result, a matrix with N columns, is not positive.
 template <long N>
 struct ReluSlope {
   const float* result;
@@ -68,8 +68,8 @@ struct ReluSlope {
 
 // --- the product ---
 
-// R rows and C vectors of columns of c, the last of them with `tail` columns (0: all). The terms may come in parts:
-// all but the first add to what is there, the last one ends the sums.
+// R rows and C vectors of columns of c, the last vector with `tail` columns (0: all). The terms may come in parts: all
+// but the first part add to the stored sums, and the last part applies the epilogue.
 template <int R, int C, int tail, long a0, long a1, long b0, long c0, class End>
 inline __attribute__((always_inline)) void block(
     long depth, const float* a, const float* b, float* c, bool first, bool last, End end) {
@@ -101,13 +101,13 @@ inline __attribute__((always_inline)) void block(
     for (int j = 0; j < C; j++) sums[i][j].store(c + i * c0 + j * W, count(j));
 }
 
-// All rows; `rest` of them are left when blocks of R are taken.
+// All rows, in blocks of R and a last block of `rest`.
 constexpr long R = 6; // 12 sums, two vectors of b and one of a: 15 of 16 registers
 template <int rest, int C, int tail, long a0, long a1, long b0, long c0, class End>
 inline void columns(long m, long depth, const float* a, const float* b, float* c, bool first, bool last, End end) {
   long i = 0;
   for (; i + R <= m; i += R) {
-    // Rows of matrices lie apart: no processor guesses that the next ones, or their next columns, are needed soon.
+    // Rows are not contiguous: no processor predicts that the next ones, or their next columns, are needed soon.
     if constexpr (a1 == 1 && b0 > C * W)
       for (long k = i; k < i + R && k < depth; k++) __builtin_prefetch(b + k * b0 + C * W, 0, 2);
     for (long next = i + R; next < i + 2 * R && next < m; next++) {
@@ -120,7 +120,7 @@ inline void columns(long m, long depth, const float* a, const float* b, float* c
     if (i < m) block<rest, C, tail, a0, a1, b0, c0>(depth, a + i * a0, b, c + i * c0, first, last, end.at(i, 0));
 }
 
-// For few rows, where the terms of each sum are contiguous in both factors.
+// For few rows, if the terms of each sum are contiguous in both factors.
 template <long M, long N, long K, long a0, long b1, long c0>
 inline void dots(const float* a, const float* b, float* c) {
   for (long n = 0; n < N; n++)
@@ -152,12 +152,13 @@ inline const float* packed(const float* b) {
 
 template <long M, long N, long K, long a0, long a1, long b0, long b1, class End>
 inline void all_columns(long m, long terms, const float* a, const float* b, float* c, End end) {
-  // Rows a power of two apart share a few places of the first cache: with many rows of a, packing pays for that alone.
+  // Rows at distances of a power of two compete for a few lines of the first cache: with many rows of a, packing pays
+  // off for that reason alone.
   constexpr bool pack = b1 != 1 || N % W != 0 || M >= 1024;
   constexpr int rest = M % R;
   constexpr long P = 2 * W, stride = pack ? P : b0, whole = N / P * P;
-  constexpr long DEPTH = a1 == 1 ? 256 : 128; // terms at a time, so that what they read stays in the first cache
-  constexpr long PART = 30 * R; // rows at a time: all columns are done while they are in the second cache
+  constexpr long DEPTH = a1 == 1 ? 256 : 128; // terms at a time, so that their inputs stay in the first cache
+  constexpr long PART = 30 * R; // rows at a time, so that they stay in the second cache for all columns
   constexpr int left = N - whole, tail = N % W;
   if constexpr (pack) b = packed<N, K, b0, b1>(b);
   for (long i = 0; i < m; i += PART) {
@@ -176,17 +177,17 @@ inline void all_columns(long m, long terms, const float* a, const float* b, floa
   }
 }
 
-// Most of what is not shows it in the first few elements.
+// Most rows that are not zero have a nonzero value among their first elements.
 template <long K>
 inline bool is_zero(const float* a) {
   for (long k = 0; k < K; k += W) {
-    const long left = K - k < W ? K - k : W; // what is loaded beside is zero
+    const long left = K - k < W ? K - k : W; // the remaining lanes are zero
     if (Vec::loadu(a + k, left).zero_mask() != (1 << W) - 1) return false;
   }
   return true;
 }
 
-// The product of some rows of a, each stored in its place.
+// The product of some rows of a. Each result is stored at the index of its row.
 template <long M, long N, long K, long a0, long b0, long b1, class End>
 inline void product_of_rows(const long* rows, long count, const float* a, const float* b, float* c, End end) {
   const long whole = (count + R - 1) / R * R;
@@ -201,7 +202,7 @@ inline void product_of_rows(const long* rows, long count, const float* a, const 
     }
 }
 
-// Rows whose sums have no terms.
+// Rows without any terms.
 template <long N, class End>
 inline void empty_rows(const long* rows, long count, float* c, End end) {
   for (long i = 0; i < count; i++)
@@ -211,11 +212,12 @@ inline void empty_rows(const long* rows, long count, float* c, End end) {
     }
 }
 
-// --- a matrix whose rows have values in one of several parts: the gradient of the outputs of the action taken ---
+// --- a matrix whose rows are nonzero in only one of several parts: the gradient of the outputs of the action taken ---
 
-constexpr long MOST_ROWS = 1L << 16; // times parts: their numbers are on the stack
+constexpr long MOST_ROWS = 1L << 16; // times parts: the row numbers are on the stack
 
-// The rows with values in each part, and last those with none; false where a row has values in more than one part.
+// The rows with values in each part, and last the rows without any. `found` is false if a row has values in several
+// parts.
 template <long M, long Z, long parts, long g0>
 struct RowsByPart {
   long rows[parts + 1][M], count[parts + 1] = {};
@@ -266,7 +268,7 @@ inline bool transposed_by_parts(const float* a, const float* b, float* c) {
 }
 
 // c[M, N] with contiguous rows, from a[M, K] with strides a0, a1 and b[K, N] with strides b0, b1, one of which is 1.
-// `parts`: a, or its transpose, may be a matrix as above.
+// `parts`: a, or its transpose, may be such a matrix.
 template <long M, long N, long K, long a0, long a1, long b0, long b1, long parts = 1, class End = Stored>
 inline void product(const float* a, const float* b, float* c, End end = {}) {
   if constexpr (M <= 4 && a1 == 1 && b0 == 1 && std::is_same_v<End, Stored>) {
@@ -278,7 +280,7 @@ inline void product(const float* a, const float* b, float* c, End end = {}) {
   constexpr bool whole = M % parts == 0 && b1 == 1 && N % W == 0 && std::is_same_v<End, Stored>;
   if constexpr (parts > 1 && parts * K <= MOST_ROWS && a0 == 1 && whole)
     if (transposed_by_parts<parts, M, N, K, a1, b0>(a, b, c)) return;
-  // Worth a look: a gradient may flow through one critic in two.
+  // Worth checking: the gradient may flow through only one of two critics.
   if constexpr (a1 == 1 && M * N * K >= 1L << 22 && M <= MOST_ROWS) {
     RowsByPart<M, K, 1, a0> by_part;
     by_part.found(a);
