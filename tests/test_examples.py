@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import driver
 import pytest
 
 from rl_training import load
@@ -50,8 +51,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "driver.py"), "scripts"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=ENVIRONMENT,
+            driver.command("scripts"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )  # fmt: skip
 
     def __call__(self, command: list[str], cwd: Path) -> str:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driver import command
 from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
 
 from rl_training import registry
 
-TESTS = Path(__file__).parent
 FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell
 CUTS = (32, 52, 80)  # before and after learning starts, none of them a multiple of every interval
 TOTAL = 96
@@ -55,9 +54,9 @@ def length(key: str, steps: int) -> int:
 
 
 def launch(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(TESTS / "driver.py"), json.dumps(jobs)]
+    start = command("jobs", json.dumps(jobs))
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def results(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
