@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from rl_training.ops import rng
 from rl_training.runtime.engine import recorder
 
 CLASSES = sorted({registry.entry(name).target: name for name in ALGORITHMS}.values())
+CHANGES: dict[str, dict[str, Any]] = {  # more than five calls of everything, updates included
+    "on_policy": {"total_timesteps": 96},
+    "evolution": {"total_timesteps": 160, "env_kwargs": {"max_episode_steps": 10}, "algo_kwargs": {"n_delta": 1}},
+}
 STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 
 
@@ -23,15 +28,13 @@ def test_recorded_run_equals_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
 ) -> None:
     digests = []
-    steps = 96 if registry.entry(name).loop in ("on_policy", "evolution") else 64  # more than five calls of everything
+    changes = CHANGES.get(registry.entry(name).loop, {"total_timesteps": 64})
     for after in (5, 1 << 30):
         monkeypatch.setattr(recorder, "RECORD_AFTER", after)
-        changes = {"total_timesteps": steps, **SHORT_EVALUATION, **({"seeds": seeds} if seeds else {})}
-        digests.append(
-            run_digest(
-                Trainer(config_for(name, tmp_path / str(after), **changes), progress=False).run().checkpoint_path
-            )
-        )
+        config = config_for(name, tmp_path / str(after), num_envs=1, **{**SHORT_EVALUATION, **changes}, seeds=seeds)
+        result = Trainer(config, progress=False).run()
+        assert result.summary["gradient_steps"] > 5
+        digests.append(run_digest(result.checkpoint_path))
     assert digests[0] == digests[1]
 
 
