@@ -30,7 +30,7 @@ def test_a_broken_worker_is_replaced(fault):
     env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)
     rows = env._workers[-1].rows
     started = time.monotonic()
-    steps = run(env, bad_row=3)
+    steps = run(env, bad_row=3, steps=4)  # the new episode would break at its third step again
     assert time.monotonic() - started < 60
     before, broken, after = steps[1], steps[2], steps[3]
     mine = np.zeros(4, bool)
