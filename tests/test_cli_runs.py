@@ -141,6 +141,7 @@ def test_resume_goes_on_where_the_run_ended(cli, tmp_path):
     assert list(tmp_path.iterdir()) == [run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     command = [*RL_TRAINING, "train", *PPO, "-n", "100M", "-o", str(tmp_path), "--json"]

@@ -19,6 +19,7 @@ from helpers import (
     clone,
     config_for,
     make_algorithm,
+    slow_unless,
     updated,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,7 +113,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "compiled_case" in metafunc.fixturenames:
         every = [(name, kind, {}) for name, kind in KINDS] if metafunc.config.getoption("--compile-all") else []
         cases = COMPILED + [case for case in every if case not in COMPILED]
-        metafunc.parametrize("compiled_case", cases, ids=["+".join((name, kind, *more)) for name, kind, more in cases])
+        ids = ["+".join((name, kind, *more)) for name, kind, more in cases]
+        # The cheapest one is part of `make check`.
+        rows = [pytest.param(case, marks=() if case[0] == "ppo" else pytest.mark.slow) for case in cases]
+        metafunc.parametrize("compiled_case", rows, ids=ids)
 
 
 def test_compiled_equals_eager(compiled_case: tuple[str, str, dict[str, Any]]) -> None:
@@ -176,7 +180,14 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "kind"), [k for k in KINDS if registry.entry(k[0]).loop != "evolution"])
+def _first_kind(name: str, kind: str) -> bool:
+    return kind == registry.entry(name).actions[0] and name != "dreamer"
+
+
+LEARNERS = [(name, kind) for name, kind in KINDS if registry.entry(name).loop != "evolution"]
+
+
+@pytest.mark.parametrize(("name", "kind"), slow_unless(_first_kind, LEARNERS))
 def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
     known = registry.entry(name).load().Hyper.model_fields
     settings = {k: v for k, v in {"learning_rate": 1e-2, "hidden_sizes": [64]}.items() if k in known}
@@ -292,7 +303,11 @@ def test_there_are_presets() -> None:
     assert {"dqn/cartpole", "ppo/cartpole", "sac/pendulum"} <= set(registry.presets())
 
 
-@pytest.mark.parametrize("preset", registry.presets())
+def _quick_preset(preset: str) -> bool:
+    return preset in ("dqn/cartpole", "ppo/cartpole", "sac/pendulum", "iql/pendulum", "dqn/pong_atari")
+
+
+@pytest.mark.parametrize("preset", slow_unless(_quick_preset, registry.presets()))
 def test_preset_parses_resolves_and_trains(preset: str, tmp_path: Any) -> None:
     config = make_config(preset)
     assert config.algo == preset.split("/")[0]

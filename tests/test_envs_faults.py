@@ -24,7 +24,7 @@ def run(env, bad_row: int, steps: int = 6) -> list:
     return [helpers.snapshot(env.step(actions)) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("fault", ["raising", "dying", "hanging"])
+@pytest.mark.parametrize("fault", ["raising", "dying", pytest.param("hanging", marks=pytest.mark.slow)])
 def test_a_broken_worker_is_replaced(fault):
     # The time-out is short for the test, yet long enough for a busy machine's ordinary step.
     env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ALGORITHMS, SHORT_EVALUATION, assert_near, config_for, run_digest
+from helpers import ALGORITHMS, SHORT_EVALUATION, assert_near, config_for, is_quick, run_digest, slow_unless
 
 from rl_training import registry
 from rl_training.experiment.run.agent import Agent
@@ -92,7 +92,7 @@ def test_seeds_of_a_study_equal_their_single_runs(name: str, tmp_path: Path) -> 
         assert mean == pytest.approx(single.final_eval["mean_return"], rel=1e-2)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_unless(is_quick, ALGORITHMS))
 def test_every_variant_trains_as_a_study(name: str, tmp_path: Path) -> None:
     steps = {"on_policy": 128, "evolution": 400}.get(registry.entry(name).loop, 48)  # enough for one update
     result = run(name, tmp_path, seeds=(1, 2), total_timesteps=steps, **SHORT_EVALUATION)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import driver
 import pytest
+from helpers import slow_unless
 
 from rl_training import load
 
@@ -89,7 +90,10 @@ def test_every_example_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("script", [n for n in ARGUMENTS if n.endswith("_reference.py") and "atari" not in n])
+REFERENCES = [name for name in ARGUMENTS if name.endswith("_reference.py") and "atari" not in name]
+
+
+@pytest.mark.parametrize("script", slow_unless(lambda script: script.startswith("ppo"), REFERENCES))
 def test_reference_example(tmp_path: Path, runner: Runner, script: str) -> None:
     out = run_example(script, cwd=tmp_path, runner=runner)
     run = next((tmp_path / "runs").iterdir())
@@ -103,6 +107,7 @@ def test_reference_example(tmp_path: Path, runner: Runner, script: str) -> None:
     assert agent.predict([[0.0] * shape[0]] * 3).shape[0] == 3
 
 
+@pytest.mark.slow
 def test_atari_example(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     out = run_example("dreamer_atari_reference.py", cwd=tmp_path)
@@ -112,6 +117,7 @@ def test_atari_example(tmp_path: Path) -> None:
     assert "from a black screen: 0.00" in out  # nothing learned yet: the critic starts at zero
 
 
+@pytest.mark.slow
 def test_reference_example_as_a_study(tmp_path: Path) -> None:
     out = run_example("ppo_cartpole_reference.py", "--seeds", "3,5", cwd=tmp_path)
     run = next((tmp_path / "runs").iterdir())
@@ -119,6 +125,7 @@ def test_reference_example_as_a_study(tmp_path: Path) -> None:
     assert "over 40 episodes" in out
 
 
+@pytest.mark.slow
 def test_custom_environment_and_callback(tmp_path: Path) -> None:
     out = run_example("custom_env.py", cwd=tmp_path)
     assert "step 1000: mean return" in out  # the callback was called at the evaluation

@@ -224,6 +224,7 @@ class _StopAt(Callback):
             trainer.request_stop("test")
 
 
+@pytest.mark.slow
 @needs_atari
 @pytest.mark.parametrize("preset", ["dqn/pong_atari", "rainbow_dqn/breakout_atari"])
 def test_training_resumes_exactly(preset: str, tmp_path: Path) -> None:
@@ -246,6 +247,7 @@ def test_training_resumes_exactly(preset: str, tmp_path: Path) -> None:
 
 
 @needs_atari
+@pytest.mark.slow
 def test_the_native_vector_environment_trains(tmp_path: Path) -> None:
     config = config_for(
         "ppo", tmp_path, env_id="Atari/Pong-v0", vectorization="vector", num_envs=2, total_timesteps=64,

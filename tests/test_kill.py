@@ -80,6 +80,7 @@ def _completed(root: Path) -> Path | None:
     return next((run for run in runs if json.loads((run / "metadata.json").read_text())["status"] == "completed"), None)
 
 
+@pytest.mark.slow
 def test_fifty_sigkills_lose_nothing(tmp_path: Path, zygote: Zygote) -> None:
     def job(side: str) -> dict[str, Any]:
         changes = {"total_timesteps": 3_000, "checkpoint_interval": 60, "eval_interval": 500, "log_interval": 100}
@@ -165,6 +166,7 @@ def _start_cli(root: Path, *extra: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_command_line_saves_on_a_signal(tmp_path: Path, number: int, status: int) -> None:
     process = _start_cli(tmp_path)

@@ -257,6 +257,7 @@ def test_for_action() -> None:
         for_action(endless, squash=True)
 
 
+@pytest.mark.slow
 def test_policies_compile_to_one_graph_with_gradients() -> None:
     continuous, discrete, mixed, binary = SquashedGaussian(2), Categorical(4), MultiCategorical((2, 3)), Bernoulli(2)
 
@@ -276,6 +277,7 @@ def test_policies_compile_to_one_graph_with_gradients() -> None:
     torch.testing.assert_close(torch.compile(step, fullgraph=True)(out, keys), step(out, keys), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_value_losses_and_solver_compile_to_one_graph_with_gradients() -> None:
     atoms, bins, taus = categorical.support(-2.0, 2.0, 5), twohot.symexp_bins(5, 2.0), quantiles.quantile_midpoints(5)
 

@@ -43,6 +43,7 @@ def test_gradient_is_that_of_autograd(shape: tuple[int, ...], axis: int) -> None
     torch.testing.assert_close(norms._back(grad, x, scale, axis=axis, eps=EPS), list(pulled(x, scale, grad, axis)[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, run_digest
+from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, is_quick, run_digest, slow_unless
 from torch import Tensor
 
 from rl_training import registry
@@ -23,7 +23,10 @@ CHANGES: dict[str, dict[str, Any]] = {  # more than five calls of everything, up
 STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 
 
-@pytest.mark.parametrize(("name", "seeds"), [*((n, None) for n in CLASSES), *((n, (3, 4)) for n in STUDIES)])
+CASES: list[Any] = [*((name, None) for name in CLASSES), *((name, (3, 4)) for name in STUDIES)]
+
+
+@pytest.mark.parametrize(("name", "seeds"), slow_unless(is_quick, CASES))
 def test_recorded_run_equals_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
 ) -> None:

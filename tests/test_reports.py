@@ -308,6 +308,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
     driver.close()
 
 
+@pytest.mark.slow
 def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
     """Opened from disk, at the width of a desk and of a phone, light and dark: nothing in the console, plots drawn."""
     hostile = "<img src=x onerror=alert(1)></script>"
@@ -343,6 +344,7 @@ def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
     assert colours == {(1200, False): [255, 255, 255], (390, False): [255, 255, 255], (390, True): [15, 19, 24]}
 
 
+@pytest.mark.slow
 def test_page_answers_to_the_pointer(cli: Any, browser: Browser, tmp_path: Path) -> None:
     make_run(tmp_path, "a", GOOD)
     make_run(tmp_path, "b", POOR, algo="ppo")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from driver import command
-from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
+from helpers import ALGORITHMS, QUICK, SHORT_EVALUATION, config_for, slow_unless
 
 from rl_training import registry
 
@@ -66,8 +66,10 @@ def results(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every cell, uninterrupted and cut three times; all cells share one process per leg."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every cell that is asked for, uninterrupted and cut three times; all cells share one process per leg."""
+    asked = {item.name.partition("[")[2][:-1] for item in request.session.items if item.path == request.path}
+    cells = [key for key in CELLS if key in asked] or list(CELLS)
     root = tmp_path_factory.mktemp("resume")
 
     def job(key: str, side: str) -> dict[str, Any]:
@@ -77,20 +79,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
             cell["algo_kwargs"] = {**cell.get("algo_kwargs", {}), "target_update_interval": 6}
         return {"config": config_for(name, root / side / key, **cell).to_dict()}
 
-    whole = launch([job(key, "whole") for key in CELLS])
+    whole = launch([job(key, "whole") for key in cells])
     # The odd cells are cut by SIGTERM, the others by a callback.
     ways = {key: "term_at" if i % 2 else "stop_at" for i, key in enumerate(CELLS)}
-    legs = [results(launch([{**job(key, "cut"), ways[key]: length(key, CUTS[0])} for key in CELLS]))]
+    legs = [results(launch([{**job(key, "cut"), ways[key]: length(key, CUTS[0])} for key in cells]))]
     for cut in (*CUTS[1:], None):
-        ends = [{} if cut is None else {ways[key]: length(key, cut)} for key in CELLS]
+        ends = [{} if cut is None else {ways[key]: length(key, cut)} for key in cells]
         legs.append(results(launch([{"resume": old["run_dir"], **end} for old, end in zip(legs[-1], ends)])))
     return {
         key: {"whole": result, "legs": [leg[i] for leg in legs], "way": ways[key]}
-        for i, (key, result) in enumerate(zip(CELLS, results(whole)))
+        for i, (key, result) in enumerate(zip(cells, results(whole)))
     }
 
 
-@pytest.mark.parametrize("key", CELLS)
+def _quick_cell(key: str) -> bool:
+    return CELLS[key]["name"] in QUICK and (CELLS[key]["vectorization"] == "sync" or key == "dqn-4-async")
+
+
+@pytest.mark.parametrize("key", slow_unless(_quick_cell, CELLS))
 def test_cut_three_times_equals_uninterrupted(outcomes: dict[str, dict[str, Any]], key: str) -> None:
     whole, legs = outcomes[key]["whole"], outcomes[key]["legs"]
     interrupted = "interrupted" if outcomes[key]["way"] == "term_at" else "stopped"
@@ -115,6 +121,7 @@ def test_different_seeds_have_different_digests(tmp_path: Path) -> None:
     assert all(first["digest"][part] != second["digest"][part] for part in first["digest"])
 
 
+@pytest.mark.slow
 def test_compiled_run_resumes_exactly(tmp_path: Path) -> None:
     def job(side: str) -> dict[str, Any]:
         return {"config": config_for("dqn", tmp_path / side, execution="compile").to_dict()}

@@ -47,6 +47,7 @@ def test_fold_by_number_by_tensor_and_under_vmap_agree() -> None:
     assert len(set(by_int.tolist())) == 50
 
 
+@pytest.mark.slow
 def test_compiled_bits_equal_eager() -> None:
     def draws(keys: torch.Tensor, step: torch.Tensor):
         def one(key: torch.Tensor):

@@ -40,6 +40,7 @@ def digests(sweep: Sweep) -> dict[str, dict[str, str]]:
     return out
 
 
+@pytest.mark.slow
 def test_24_trials_with_random_kills_equal_an_undisturbed_sweep(tmp_path: Path) -> None:
     calm = Sweep(tmp_path / "calm", configs(tmp_path))
     assert calm.run(workers=2)["done"] == 24

@@ -117,6 +117,7 @@ def test_pruning_reports_every_evaluation_and_stops_a_hopeless_run() -> None:
     assert Trial.reports == [(12.0, 50), (1.0, 100), (1.0, 60)]
 
 
+@pytest.mark.slow
 def test_interrupted_study_goes_on_and_ends_with_a_preset(tmp_path: Path, capsys: Any) -> None:
     place = tmp_path / "study"
 
