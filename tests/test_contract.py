@@ -113,12 +113,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "compiled_case" in metafunc.fixturenames:
         every = [(name, kind, {}) for name, kind in KINDS] if metafunc.config.getoption("--compile-all") else []
         cases = COMPILED + [case for case in every if case not in COMPILED]
-        ids = ["+".join((name, kind, *more)) for name, kind, more in cases]
-        # The cheapest one is part of `make check`.
-        rows = [pytest.param(case, marks=() if case[0] == "ppo" else pytest.mark.slow) for case in cases]
-        metafunc.parametrize("compiled_case", rows, ids=ids)
+        metafunc.parametrize("compiled_case", cases, ids=["+".join((name, kind, *more)) for name, kind, more in cases])
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(compiled_case: tuple[str, str, dict[str, Any]]) -> None:
     """In place, as in training: a graph must have read what an update replaces before it is written."""
     name, kind, options = compiled_case

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import driver
 import pytest
-from helpers import slow_unless
 
 from rl_training import load
 
@@ -90,10 +89,8 @@ def test_every_example_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
 
 
-REFERENCES = [name for name in ARGUMENTS if name.endswith("_reference.py") and "atari" not in name]
-
-
-@pytest.mark.parametrize("script", slow_unless(lambda script: script.startswith("ppo"), REFERENCES))
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [n for n in ARGUMENTS if n.endswith("_reference.py") and "atari" not in n])
 def test_reference_example(tmp_path: Path, runner: Runner, script: str) -> None:
     out = run_example(script, cwd=tmp_path, runner=runner)
     run = next((tmp_path / "runs").iterdir())

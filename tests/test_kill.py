@@ -124,6 +124,7 @@ def _fail(message: str) -> None:
     raise AssertionError(f"a checkpoint with a final name is damaged: {message}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_sigterm_at_random_instants_resumes_exactly(tmp_path: Path, zygote: Zygote, name: str) -> None:
     def job(side: str) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def test_products_of_every_size_and_layout_and_results_that_the_caller_may_keep(
             torch.testing.assert_close(layers[name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, pull = (torch.randn(shape, generator=generator) for shape in ((40, 48), (3, 17, 48), (40, 17)))

@@ -93,7 +93,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def _quick_cell(key: str) -> bool:
-    return CELLS[key]["name"] in QUICK and (CELLS[key]["vectorization"] == "sync" or key == "dqn-4-async")
+    return key in {f"{name}-4-sync" for name in QUICK}
 
 
 @pytest.mark.parametrize("key", slow_unless(_quick_cell, CELLS))

@@ -67,6 +67,7 @@ def _over(place: Path) -> list[bool]:
     return [trial_state(path).over for path in place.glob("trials/*")]
 
 
+@pytest.mark.slow
 def test_failures_are_recorded_and_stop_nothing_else(tmp_path: Path) -> None:
     """A worker that always dies, a setting that cannot work, and a sound trial beside them."""
     batches = {"algo_kwargs": {"batch_size": 15}}

@@ -80,6 +80,7 @@ def drawn(tuning: tune.Tuning, pause: int) -> list[dict[str, Any]]:
     return out
 
 
+@pytest.mark.slow
 def test_what_is_drawn_does_not_depend_on_interruptions(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
