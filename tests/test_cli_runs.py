@@ -160,6 +160,7 @@ def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     assert cli("resume", "--run", run, "-n", more, "--no-progress").status == 0
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_display_is_live_and_stdout_stays_clean(tmp_path):
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()

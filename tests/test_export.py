@@ -173,7 +173,7 @@ SPACES: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SPACES)
+@pytest.mark.parametrize("case", slow_unless(lambda case: case == "dict of everything", SPACES))
 def test_every_kind_of_space(case: str, tmp_path: Path) -> None:
     observation, action = SPACES[case]
     make: Callable[[], Any] = lambda: Toy(observation, action)  # noqa: E731

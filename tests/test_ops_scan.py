@@ -65,6 +65,7 @@ def test_one_operation_over_seeds(given: Any, reverse: bool, monkeypatch: pytest
         torch.testing.assert_close([x[i] for x in found], by_hand(*one, reverse))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
 def test_compiled_step_in_a_function_that_is_not(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "RECORD_AFTER", 2)

@@ -113,6 +113,7 @@ def test_some_cuts_fell_inside_an_episode(outcomes: dict[str, dict[str, Any]]) -
     assert sum(n > 0 for n in lengths) > len(lengths) / 2
 
 
+@pytest.mark.slow
 def test_different_seeds_have_different_digests(tmp_path: Path) -> None:
     """The digest sees what it should: otherwise every comparison above would pass."""
     jobs = [{"config": config_for("dqn", tmp_path, seed=seed).to_dict()} for seed in (0, 1, 0)]

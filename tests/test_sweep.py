@@ -94,6 +94,7 @@ def digests_of(sweep: Sweep, index: int) -> Any:
     return run.name, run_digest(latest_valid(run))
 
 
+@pytest.mark.slow
 def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
     long = config_for("dqn", tmp_path, total_timesteps=100_000, checkpoint_interval=100_000)
     sweep = Sweep(tmp_path / "s", [long])

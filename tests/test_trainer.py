@@ -213,6 +213,7 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
     assert (result.run_dir / "config.yaml").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "envs", "steps"), [("prioritized_dqn", 3, 400), ("r2d2", 2, 120), ("dreamer", 2, 96)])
 def test_a_checkpoint_holds_what_is_stored_and_no_more(name: str, envs: int, steps: int, tmp_path: Path) -> None:
     """Bit for bit what the buffer holds, whatever its size. Checkpoints of all rows, as they once were, load too."""
