@@ -31,6 +31,7 @@ ALGORITHMS = sorted(registry.entries())
 # One of each loop, and of what a run keeps beside networks: priorities, a carry, a model, a dataset, a population.
 # Where a test takes every algorithm and each costs a good part of a second, `make check` takes these.
 QUICK = ("ars", "dqn", "iql", "mbpo", "ppo", "rainbow_dqn", "recurrent_ppo", "sac")
+NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
 BATCH = 23  # prime, and no layer width: a draw of this length is a draw per row
 WALL_TIME = ("time", "time/fps")  # what may differ between a resumed and an uninterrupted run

@@ -11,6 +11,7 @@ import torch
 from helpers import (
     ALGORITHMS,
     BATCH,
+    NO_CRITIC,
     SMALL_MODEL,
     acted_on,
     assert_near,
@@ -39,7 +40,6 @@ from rl_training.runtime.learners.replay import make_replay
 # ones, add float32 numbers in another order; three updates later the parameters (of order 1) still agree to this.
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 STEPS = 3
-NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 
 KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).actions]
 KEY = rng.key_from_seed(3, 9)
