@@ -115,7 +115,7 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 # --- what needs no worker -------------------------------------------------------------------------------------
 
 
-def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
+def test_directory_in_use_or_of_something_else_is_refused(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
     with held(sweep.directory, "the sweep"):
         with pytest.raises(UserError, match="another process"):
@@ -181,7 +181,9 @@ def test_grid_is_every_combination_in_order() -> None:
         (["--config", "dqn/cartpole", "--workers", "0"], ["--workers"]),
     ],
 )
-def test_bad_input(argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(
+    argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *argv]) == 2
     out, err = capsys.readouterr()
@@ -191,7 +193,7 @@ def test_bad_input(argv: list[str], words: list[str], capsys: Any, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command_line(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_command_line_prints_one_json_table_and_continues(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """One JSON object, plain lines beside it; the default directory comes from the grid; again means go on."""
     monkeypatch.chdir(tmp_path)
     argv = [

@@ -108,7 +108,7 @@ def test_budget_that_the_environments_cannot_split_is_not_exceeded(name: str, tm
     assert result.summary["env_steps"] == 100
 
 
-def test_gradient_steps_follow_the_rhythm(tmp_path: Path) -> None:
+def test_gradient_steps_follow_learning_starts_and_train_freq(tmp_path: Path) -> None:
     for kwargs, envs, expected in [
         ({"learning_starts": 40}, 1, 61),  # after steps 40, 41, ..., 100
         ({"learning_starts": 40, "train_freq": 4, "gradient_steps": 2}, 1, 2 * 16),  # 40, 44, ..., 100
@@ -215,7 +215,7 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "envs", "steps"), [("prioritized_dqn", 3, 400), ("r2d2", 2, 120), ("dreamer", 2, 96)])
-def test_a_checkpoint_holds_what_is_stored_and_no_more(name: str, envs: int, steps: int, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_only_the_filled_rows(name: str, envs: int, steps: int, tmp_path: Path) -> None:
     """Bit for bit what the buffer holds, whatever its size. Checkpoints of all rows, as they once were, load too."""
     sizes = []
     for capacity in (300, 10_000):
@@ -256,7 +256,7 @@ def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> Non
     assert longer.summary["gradient_steps"] == result.summary["gradient_steps"] + 40
 
 
-def test_a_run_that_goes_back_leaves_its_first_way(tmp_path: Path) -> None:
+def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
     """Another budget makes other schedules: what was saved on the first way must not pass for the second's."""
     options: dict[str, Any] = {"checkpoint_interval": 20, "keep_checkpoints": 9, "eval_interval": 20}
     first = trainer("dqn", tmp_path, total_timesteps=60, **options).run()
@@ -309,7 +309,7 @@ def test_checkpoints_of_something_else_are_refused_in_a_sentence(tmp_path: Path)
         Trainer.resume(stray, progress=False)
 
 
-def test_an_interrupted_end_can_be_finished(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_summary_can_be_finished(tmp_path: Path) -> None:
     """Killed between the last checkpoint and the summary: the budget is spent, but the run is not over."""
     run = trainer("dqn", tmp_path, total_timesteps=80)
     result = run.run()
