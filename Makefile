@@ -1,5 +1,6 @@
-# make train   a trained CartPole agent, from nothing but python3, make and a C++ compiler
+# make check   lint, types and the quick tests: two minutes
 # make test    lint, types and the whole test suite
+# make train   a trained CartPole agent, from nothing but python3, make and a C++ compiler
 # Everything is installed into .venv; nothing outside this directory is changed. `make clean-venv` removes it.
 
 PYTHON ?= python3
@@ -14,13 +15,14 @@ TORCH := 2.13.0
 TORCH_VENV := build/torch-$(TORCH)
 TORCH_TESTS := contract executor memory ops_norms ops_scan products recorder resume rewrites rng torch_internals
 
-.PHONY: help install train test test-compiled test-gpu test-torch lint format bench docs site clean clean-venv
+.PHONY: help check install train test test-compiled test-gpu test-torch lint format bench docs site clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
+	@echo "make check     lint, types and the quick tests: run it before each commit (two minutes on two cores)"
+	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
 	@echo "make install   .venv with an editable install"
 	@echo "make train     train PPO on CartPole-v1 to a solved score"
-	@echo "make test      lint, types and all tests (WORKERS=n: test processes, 2 by default)"
 	@echo "make test-compiled   compiled equals eager, for every algorithm"
 	@echo "make test-gpu        on a CUDA device: captured equals eager, for every algorithm"
 	@echo "make test-torch TORCH=2.15.0   the tests that depend on torch, with that version in build/torch-2.15.0"
@@ -70,9 +72,14 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A file's tests stay in one process (they share fixtures); the processes take whole files in turn.
+# A file's tests stay in one process (they share fixtures); the processes take whole files in turn, the slow ones first.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+check: lint
+	$(PYTEST) -m "not slow"
+
 test: lint
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(PYTEST)
 
 # The suite compiles a few algorithms; this compiles them all (an hour of one core).
 test-compiled: $(VENV)/.installed-dev

@@ -21,6 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compile-all", action="store_true", help="compile every algorithm of the registry, not a few")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: the short ones at the end let all worker processes finish together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     import torch

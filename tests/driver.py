@@ -1,5 +1,4 @@
-"""Runs training jobs in a process of its own: `python driver.py jobs` (all, one after the other) or `... zygote`, and
-`... scripts`.
+"""Runs training jobs in another process. `command("jobs")`, `command("zygote")` and `command("scripts")` start one.
 
 A job is {"config": {...}} or {"resume": path}, with an optional "stop_at" (a callback requests the stop at that step)
 or "term_at" (the process sends itself SIGTERM there). Results are JSON lines on standard output.
@@ -27,6 +26,8 @@ from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.trainer import Trainer
+
+torch.set_num_threads(1)
 
 
 class Cut(Callback):
@@ -106,12 +107,13 @@ def scripts() -> None:
         print(os.waitstatus_to_exitcode(code), flush=True)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if sys.argv[1] == "zygote":
-        zygote()
-    elif sys.argv[1] == "scripts":
-        scripts()
-    else:
-        for item in json.loads(sys.argv[1]):
-            print("RESULT " + json.dumps(run_job(item)), flush=True)
+def jobs() -> None:
+    for item in json.loads(sys.argv[1]):
+        print("RESULT " + json.dumps(run_job(item)), flush=True)
+
+
+def command(function: str, *arguments: str) -> list[str]:
+    """Starts a function of this module. A file as the main module would be imported again, with torch, by every worker
+    process of an environment."""
+    start = f"import sys; sys.path[0] = {str(Path(__file__).parent)!r}; import driver; driver.{function}()"
+    return [sys.executable, "-c", start, *arguments]

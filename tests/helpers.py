@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +28,10 @@ from rl_training.runtime.engine.executor import Executor, Mode
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 ALGORITHMS = sorted(registry.entries())
+# One of each loop, and of what a run keeps beside networks: priorities, a carry, a model, a dataset, a population.
+# Where a test takes every algorithm and each costs a good part of a second, `make check` takes these.
+QUICK = ("ars", "dqn", "iql", "mbpo", "ppo", "rainbow_dqn", "recurrent_ppo", "sac")
+NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
 BATCH = 23  # prime, and no layer width: a draw of this length is a draw per row
 WALL_TIME = ("time", "time/fps")  # what may differ between a resumed and an uninterrupted run
@@ -90,6 +96,16 @@ RUNS: dict[str, dict[str, Any]] = {  # of runs only: an algorithm by itself keep
 }
 # Episodes of Pendulum have 200 steps, which is more than these runs train for.
 SHORT_EVALUATION = {"env_kwargs": {"evaluation": {"max_episode_steps": 20}}}
+
+
+def slow_unless(quick: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test; `make check` leaves out those that are not `quick`."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=() if quick(*row) else pytest.mark.slow) for row in rows]
+
+
+def is_quick(name: str, *_: Any) -> bool:
+    return name in QUICK
 
 
 def small_fields(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ POINTS = [
 
 def configs(root: Path) -> list[TrainConfig]:
     """24 trials of well under a second, with several checkpoints each."""
-    changes = {"checkpoint_interval": 32, "eval_interval": 96}
+    changes = {"total_timesteps": 96, "num_envs": 2, "checkpoint_interval": 24, "eval_interval": 96}
     return [
         config_for(name, root, seed=seed, **changes, algo_kwargs={"learning_rate": rate})
         for name in ("dqn", "ppo") for rate in (1e-3, 3e-3) for seed in range(6)
@@ -43,7 +43,7 @@ def shot(directory: str, config: dict[str, Any], env: str) -> None:
         if draw.random() < 0.5:
             os.environ["RL_TRAINING_FAILPOINTS"] = f"{draw.choice(POINTS)}=kill@{draw.randint(1, 6)}"
         else:
-            threading.Thread(target=_shoot, args=(10.0 ** draw.uniform(-3, 0),), daemon=True).start()
+            threading.Thread(target=_shoot, args=(10.0 ** draw.uniform(-3, -0.5),), daemon=True).start()
     work(directory, config, env)
 
 

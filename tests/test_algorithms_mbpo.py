@@ -132,6 +132,7 @@ def test_refuses_what_makes_no_sense() -> None:
             make_algorithm("mbpo", **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [(0,), (3, 4)])
 def test_resume_in_the_middle_of_fitting_and_of_a_rollout(tmp_path: Path, seeds: tuple[int, ...]) -> None:
     """Cut after each of these calls of a phase, continue from the checkpoint: the same run, bit for bit."""

@@ -199,6 +199,7 @@ def test_image_observations_cannot_be_normalised() -> None:
         PPO(spec, normalize_observations=True)
 
 
+@pytest.mark.slow
 def test_prepare_compiled_equals_eager_with_normalisers_and_several_seeds() -> None:
     """The batch must be normalised with the statistics it was collected under, not with those it leads to: torch 2.11
     reordered the two when the graph wrote the statistics itself."""

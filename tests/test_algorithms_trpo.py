@@ -147,6 +147,7 @@ def test_no_advantage_moves_nothing() -> None:
     assert all(torch.isfinite(x) for x in aux.metrics.values())
 
 
+@pytest.mark.slow
 def test_policy_step_is_one_graph_with_the_same_step() -> None:
     """Traced whole: no branch depends on data. (The code generator is left out.)"""
     algorithm = make_algorithm("trpo", "discrete", cg_max_steps=2, line_search_max_iter=2, hidden_sizes=[8])

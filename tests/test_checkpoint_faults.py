@@ -125,6 +125,7 @@ def test_disk_error_at_every_point(tmp_path: Path, point: str, fault: str) -> No
     next_start(tmp_path)
 
 
+@pytest.mark.slow
 def test_repeated_kills_lose_nothing(tmp_path: Path) -> None:
     """A writer killed again and again at random points, also while it prunes: always resumable, never emptied."""
     rng = random.Random(0)
@@ -222,6 +223,7 @@ def corrupt(rng: random.Random, path: Path, other: Path) -> str:
     return f"{kind} {file.name}"
 
 
+@pytest.mark.slow
 def test_every_random_corruption_is_detected(tmp_path: Path) -> None:
     older, newer = save(tmp_path, 1), save(tmp_path, 2)
     pristine = {file.name: file.read_bytes() for file in newer.iterdir()}

@@ -141,6 +141,7 @@ def test_resume_goes_on_where_the_run_ended(cli, tmp_path):
     assert list(tmp_path.iterdir()) == [run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     command = [*RL_TRAINING, "train", *PPO, "-n", "100M", "-o", str(tmp_path), "--json"]
@@ -159,6 +160,7 @@ def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     assert cli("resume", "--run", run, "-n", more, "--no-progress").status == 0
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_display_is_live_and_stdout_stays_clean(tmp_path):
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()

@@ -229,7 +229,7 @@ def test_bad_files(tmp_path: Path, changes: dict[str, Any], message: str) -> Non
     assert str(error.value).count("bad.npz") == 1
 
 
-def test_what_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "dumps", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(UserError, match="No space left"):
         write_dataset(made(), tmp_path / "new-v0", "minari")

@@ -128,7 +128,7 @@ def memory(value: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("envs", "capacity", "length", "period"), [(1, 20, 6, 2), (3, 70, 5, 3), (2, 40, 7, 1)])
-def test_batches_equal_the_lists(envs: int, capacity: int, length: int, period: int) -> None:
+def test_batches_equal_a_reference_in_plain_lists(envs: int, capacity: int, length: int, period: int) -> None:
     """Before the ring is full, while it wraps around, and many times after; episodes end at every place."""
     both = Both(envs, capacity, length, period, online=False)
     for steps in (length, 3, 40, 150):
@@ -139,7 +139,7 @@ def test_batches_equal_the_lists(envs: int, capacity: int, length: int, period: 
 
 
 @pytest.mark.parametrize(("length", "period"), [(6, 2), (5, 3), (4, 1)])
-def test_online_queue(length: int, period: int) -> None:
+def test_sequences_not_yet_sampled_come_first(length: int, period: int) -> None:
     """Sequences that were in no batch come first, each once; where there are too few the rest is drawn."""
     both = Both(2, 60, length, period)
     both.feed(length)
@@ -183,7 +183,7 @@ def test_renewed_memory_and_overlaps() -> None:
         both.check(both.buffer.sample(100))
 
 
-def test_recent_share() -> None:
+def test_recent_share_of_a_batch_is_recent() -> None:
     both = Both(1, 400, 6, 2, recent=0.5, online=False)
     both.feed(300)
     numbers = [n for _, n in both.check(both.buffer.sample(200))]
@@ -192,7 +192,7 @@ def test_recent_share() -> None:
     assert min(numbers[100:]) < held[len(held) // 4]
 
 
-def test_what_waits_takes_the_place_of_uniform_rows_before_recent_ones() -> None:
+def test_queued_sequences_replace_uniform_rows_before_recent_ones() -> None:
     both = Both(1, 400, 6, 2, recent=0.5)
     both.feed(200)
     while both.reference.queue(8):
@@ -205,7 +205,7 @@ def test_what_waits_takes_the_place_of_uniform_rows_before_recent_ones() -> None
     assert min(number for _, number in found[:5]) >= held[-1] - (held[-1] - held[0]) // 10
 
 
-def test_rows_that_are_no_transitions_and_lost_episodes() -> None:
+def test_invalid_rows_are_overwritten_and_lost_episodes_end() -> None:
     store = DreamReplay(SPEC, 40, 1, length=3, period=1, state=STATE)
     data = store.init(1, torch.device("cpu"))
 
@@ -327,7 +327,7 @@ def test_bad_sizes(options: dict[str, int], message: str) -> None:
         DreamReplayBuffer(SPEC, state=STATE, **options)  # type: ignore[arg-type]
 
 
-def test_too_early() -> None:
+def test_sampling_before_one_whole_sequence_is_refused() -> None:
     both = Both(length=6)
     both.feed(2)
     with pytest.raises(UserError, match="a sequence has 6 steps; only"):

@@ -32,7 +32,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
         make_env(env_id)
 
 
-def test_mujoco_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_mujoco_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """dm_control asks for any MuJoCo from some version on; a later one has lost a field."""
     from rl_training.envs import dm_control
 

@@ -77,7 +77,7 @@ def test_unsupported_observation_space_is_named(space):
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.Dict(), spaces.Tuple(())])
-def test_an_observation_of_nothing_is_refused(space):
+def test_an_empty_observation_space_is_refused(space):
     with pytest.raises(UserError, match=r"MyEnv-v0: Observation space .* holds nothing"):
         make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
 

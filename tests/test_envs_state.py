@@ -74,7 +74,7 @@ def test_async_continues_exactly_from_sync_and_back(env_id):
     check_continues(env_id, "async", "sync", (33,), after=40)
 
 
-def test_own_state_is_used_where_offered():
+def test_state_method_of_the_environment_is_used_if_it_has_one():
     env = make_vector_env(walk, seeds=[0], num_envs=1)
     env.reset()
     env.step(np.zeros(1))
@@ -85,7 +85,7 @@ def test_own_state_is_used_where_offered():
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_that_does_not_repeat_restarts_and_says_so(vectorization):
+def test_a_nondeterministic_environment_restarts_and_says_so(vectorization):
     env = make_vector_env(clock, seeds=[0], num_envs=2, vectorization=vectorization)
     env.reset()
     env.step(np.zeros(2))

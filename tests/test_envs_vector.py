@@ -159,7 +159,7 @@ def test_the_stream_is_that_of_plain_environments_reset_with_their_episode_seeds
     assert min(numbers) > 5
 
 
-def test_streams_and_episode_numbers_pick_the_episode():
+def test_stream_and_episode_number_determine_the_first_observation():
     env = make_vector_env("CartPole-v1", seeds=[0], num_envs=2)
     first, second = env.reset().copy(), env.reset().copy()
     assert not np.array_equal(first, second)
@@ -230,7 +230,7 @@ def test_wrong_number_of_actions_is_refused():
         env.step(np.zeros(3))
 
 
-def test_workers_are_as_many_as_the_processors_that_may_be_used(monkeypatch):
+def test_usable_cpus_follow_the_affinity_mask(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert usable_cpus() == 3

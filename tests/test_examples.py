@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import driver
 import pytest
 
 from rl_training import load
@@ -50,8 +51,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "driver.py"), "scripts"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=ENVIRONMENT,
+            driver.command("scripts"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )  # fmt: skip
 
     def __call__(self, command: list[str], cwd: Path) -> str:
@@ -89,6 +89,7 @@ def test_every_example_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [n for n in ARGUMENTS if n.endswith("_reference.py") and "atari" not in n])
 def test_reference_example(tmp_path: Path, runner: Runner, script: str) -> None:
     out = run_example(script, cwd=tmp_path, runner=runner)
@@ -103,6 +104,7 @@ def test_reference_example(tmp_path: Path, runner: Runner, script: str) -> None:
     assert agent.predict([[0.0] * shape[0]] * 3).shape[0] == 3
 
 
+@pytest.mark.slow
 def test_atari_example(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     out = run_example("dreamer_atari_reference.py", cwd=tmp_path)
@@ -112,6 +114,7 @@ def test_atari_example(tmp_path: Path) -> None:
     assert "from a black screen: 0.00" in out  # nothing learned yet: the critic starts at zero
 
 
+@pytest.mark.slow
 def test_reference_example_as_a_study(tmp_path: Path) -> None:
     out = run_example("ppo_cartpole_reference.py", "--seeds", "3,5", cwd=tmp_path)
     run = next((tmp_path / "runs").iterdir())
@@ -119,6 +122,7 @@ def test_reference_example_as_a_study(tmp_path: Path) -> None:
     assert "over 40 episodes" in out
 
 
+@pytest.mark.slow
 def test_custom_environment_and_callback(tmp_path: Path) -> None:
     out = run_example("custom_env.py", cwd=tmp_path)
     assert "step 1000: mean return" in out  # the callback was called at the evaluation

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import ALGORITHMS, config_for
+from helpers import ALGORITHMS, config_for, slow_unless
 
 from rl_training import registry
 from rl_training.cli import main
@@ -87,7 +87,7 @@ def test_a_planner_is_refused(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "model.onnx").exists()
 
 
-@pytest.mark.parametrize("name", chosen())
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("dqn", "ppo", "sac"), chosen()))
 def test_every_algorithm_exports(name: str, tmp_path: Path) -> None:
     agent = agent_for(config_for(name, tmp_path))
     path = tmp_path / "model.onnx"
@@ -173,8 +173,8 @@ SPACES: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SPACES)
-def test_every_kind_of_space(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", slow_unless(lambda case: case == "dict of everything", SPACES))
+def test_policies_for_every_kind_of_space_export(case: str, tmp_path: Path) -> None:
     observation, action = SPACES[case]
     make: Callable[[], Any] = lambda: Toy(observation, action)  # noqa: E731
     agent = agent_for(config_for("ppo", tmp_path, env_id="Toy-v0"), make)
@@ -195,7 +195,7 @@ def test_every_kind_of_space(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(actions[0], agent.predict(raw), rtol=1e-4, atol=1e-5)
 
 
-def test_torch_program(tmp_path: Path) -> None:
+def test_torch_program_gives_the_actions_of_the_agent(tmp_path: Path) -> None:
     agent = agent_for(config_for("sac", tmp_path))
     result = export(agent, tmp_path / "model.pt2")
     assert result.format == "torch"
@@ -220,7 +220,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "seed 5 is not in this checkpoint" in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = agent_for(config_for("dqn", tmp_path))
     for name, words in (("model.bin", "must end with .onnx"), ("no/model.onnx", "does not exist"), ("d.onnx", "is a")):
         (tmp_path / "d.onnx").mkdir(exist_ok=True)

@@ -122,7 +122,9 @@ def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, An
 @pytest.mark.parametrize(
     ("capacity", "envs", "steps", "n_step"), [(60, 1, 30, 1), (24, 2, 100, 1), (24, 2, 100, 3), (5, 1, 60, 2)]
 )
-def test_relabelled_rows(kind: str, strategy: str, capacity: int, envs: int, steps: int, n_step: int) -> None:
+def test_relabelled_goals_stay_in_their_episode(
+    kind: str, strategy: str, capacity: int, envs: int, steps: int, n_step: int
+) -> None:
     """Goals stay in their episode: before the ring is full, many times around it, with n-step returns."""
     replay = make(kind, strategy, capacity, envs, n_step=n_step)
     data, (history,) = simulate(replay, steps)
@@ -133,7 +135,7 @@ def test_relabelled_rows(kind: str, strategy: str, capacity: int, envs: int, ste
 
 
 @pytest.mark.parametrize("goals", [0, 1, 4, 7])
-def test_shares(goals: int) -> None:
+def test_share_of_rows_that_keep_their_goal_is_exact(goals: int) -> None:
     replay = make("uniform", "final", 40, 2, goals=goals)
     data, (history,) = simulate(replay, 60)
     batch = replay.sample(tree_map(lambda x: x[0], data), rng.key_from_seed(3), 8 * (goals + 1), PROGRESS)
@@ -277,7 +279,9 @@ class _OneGoal(PointGoal):
         (POINT, {"ratio": 1}, "her.ratio"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(env: Any, fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_one_sentence(
+    env: Any, fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     source = None if isinstance(env, str) else env
     env_id = env if isinstance(env, str) else "custom"
     config = config_for("sac", tmp_path, env_id=env_id, algo_kwargs={"her": {"distance_threshold": 0.1, **fields}})

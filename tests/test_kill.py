@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver import command
 from helpers import config_for, run_digest
 
 from rl_training.experiment.run.checkpoint import latest_valid, list_checkpoints, verify
 
-TESTS = Path(__file__).parent
 KILLS = 50
 
 
@@ -28,9 +28,7 @@ class Zygote:
     def __init__(self, scratch: Path) -> None:
         self.result, self.errors = scratch / "result.json", (scratch / "errors.txt").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "driver.py"), "zygote"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            command("zygote"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )  # fmt: skip
         assert self._line() == "ready"
 
@@ -82,6 +80,7 @@ def _completed(root: Path) -> Path | None:
     return next((run for run in runs if json.loads((run / "metadata.json").read_text())["status"] == "completed"), None)
 
 
+@pytest.mark.slow
 def test_fifty_sigkills_lose_nothing(tmp_path: Path, zygote: Zygote) -> None:
     def job(side: str) -> dict[str, Any]:
         changes = {"total_timesteps": 3_000, "checkpoint_interval": 60, "eval_interval": 500, "log_interval": 100}
@@ -118,13 +117,14 @@ def test_fifty_sigkills_lose_nothing(tmp_path: Path, zygote: Zygote) -> None:
             assert steps[-1] >= steps[-2], "a kill lost a checkpoint"
     assert run_digest(latest_valid(done)) == expected["digest"]
     assert restarts < KILLS / 5
-    assert not list((tmp_path / "killed").glob("*/checkpoints/*.tmp-*"))
+    assert not list(done.glob("checkpoints/*.tmp-*"))
 
 
 def _fail(message: str) -> None:
     raise AssertionError(f"a checkpoint with a final name is damaged: {message}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_sigterm_at_random_instants_resumes_exactly(tmp_path: Path, zygote: Zygote, name: str) -> None:
     def job(side: str) -> dict[str, Any]:
@@ -153,12 +153,12 @@ def test_sigterm_at_random_instants_resumes_exactly(tmp_path: Path, zygote: Zygo
 
 
 def _start_cli(root: Path, *extra: str) -> subprocess.Popen[str]:
-    command = [
+    words = [
         sys.executable, "-m", "rl_training", "train", "--algo", "dqn", "--env", "CartPole-v1", "-n", "1000000",
         "--output-dir", str(root), "--no-progress", "--set", "execution=eager", "--set", "checkpoint_interval=500",
         *extra,
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not [p for run in root.glob("*") for p in list_checkpoints(run, "step")]:
         assert process.poll() is None, process.communicate()[1][-3000:]
@@ -167,6 +167,7 @@ def _start_cli(root: Path, *extra: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_command_line_saves_on_a_signal(tmp_path: Path, number: int, status: int) -> None:
     process = _start_cli(tmp_path)
@@ -189,8 +190,8 @@ def test_command_line_saves_on_a_signal(tmp_path: Path, number: int, status: int
 
     # And the run goes on from exactly there, to the end of a smaller budget.
     total = summary["env_steps"] + 20
-    command = [sys.executable, "-m", "rl_training", "resume", "--run", str(run), "--total-timesteps", str(total)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    words = [sys.executable, "-m", "rl_training", "resume", "--run", str(run), "--total-timesteps", str(total)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((run / "summary.json").read_text())["env_steps"] == total
     assert run_digest(latest_valid(run))

@@ -190,13 +190,20 @@ def test_disabled_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_closed_stream_does_not_end_training() -> None:
-    stream = io.StringIO()
-    progress = Progress(10, stream=stream)
-    stream.close()
-    progress.message("x")
-    progress.update(10)
-    progress.close()
+@pytest.mark.parametrize("error", [ValueError("I/O operation on closed file"), BrokenPipeError()])
+def test_closed_stream_does_not_end_training(error: Exception) -> None:
+    tried: list[str] = []
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            tried.append(text)
+            raise error
+
+    with Progress(10, stream=Closed()) as progress:
+        progress.message("x")
+        progress.update(10)
+    assert tried[0] == "x"  # both lines were attempted, and neither raised
+    assert tried[1].startswith("10/10 (100%)")
 
 
 def test_resumed_run_has_an_honest_rate(monkeypatch: pytest.MonkeyPatch) -> None:

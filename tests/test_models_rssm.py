@@ -127,7 +127,7 @@ def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(model.reconstruction(images, seen.latents), errors)
 
 
-def test_doubling_is_a_convolution_of_the_image_with_every_pixel_twice() -> None:
+def test_doubling_equals_upsampling_and_convolution() -> None:
     torch.manual_seed(0)
     layer, x = Doubling(3, 4), torch.randn(2, 3, 5, 7)
     layer.conv.bias.data.normal_()  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_doubling_is_a_convolution_of_the_image_with_every_pixel_twice() -> None
     torch.testing.assert_close(both[1], call(seeds[1], bias[1]))
 
 
-def test_a_few_pixels_are_what_an_untrained_encoder_sees_of_a_black_image() -> None:
+def test_untrained_encoder_tells_mostly_black_images_apart() -> None:
     """The background must not drown what differs between images: choices would not carry it for hundreds of updates."""
     model = world(ArraySpec((3, 14, 14), "uint8"), SIZES["200k"])
     images = torch.zeros(8, 1, 3, 14, 14, dtype=torch.uint8)
@@ -180,7 +180,7 @@ def test_observations_that_are_neither_are_refused(observation: ArraySpec, words
         world(observation)
 
 
-def test_heads_that_start_at_zero_and_names_of_sizes() -> None:
+def test_zero_scale_head_is_zero_and_sizes_match_their_names() -> None:
     assert not head(8, 4, 1, 3, scale=0.0)[-1].weight.any()
     for name, millions in {"12m": 12, "25m": 25, "50m": 50, "100m": 100, "200m": 200}.items():
         sizes = SIZES[name]

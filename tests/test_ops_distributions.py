@@ -44,7 +44,7 @@ def key(seed: int = 0) -> Tensor:
 
 
 @every
-def test_shapes_dtypes_and_agreement(dist: Distribution) -> None:
+def test_samples_have_the_shape_dtype_and_log_prob_of_their_distribution(dist: Distribution) -> None:
     out = outputs(dist, 5, 3)
     action, log_prob = dist.sample_and_log_prob(out, key())
     event = () if isinstance(dist, Categorical) else (3,) if dist.discrete else (2,)
@@ -244,7 +244,7 @@ def test_continuous_distributions_refuse_a_mask() -> None:
         SquashedGaussian(2).sample(torch.zeros(1, 4), key(), torch.ones(1, 4, dtype=torch.bool))
 
 
-def test_for_action() -> None:
+def test_for_action_chooses_the_distribution_for_the_space() -> None:
     box = ActionSpec("box", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
     endless = ActionSpec("box", shape=(1,), low=(-math.inf,), high=(math.inf,))
     assert for_action(ActionSpec("discrete", nvec=(5,))) == Categorical(5)
@@ -257,6 +257,7 @@ def test_for_action() -> None:
         for_action(endless, squash=True)
 
 
+@pytest.mark.slow
 def test_policies_compile_to_one_graph_with_gradients() -> None:
     continuous, discrete, mixed, binary = SquashedGaussian(2), Categorical(4), MultiCategorical((2, 3)), Bernoulli(2)
 
@@ -276,6 +277,7 @@ def test_policies_compile_to_one_graph_with_gradients() -> None:
     torch.testing.assert_close(torch.compile(step, fullgraph=True)(out, keys), step(out, keys), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_value_losses_and_solver_compile_to_one_graph_with_gradients() -> None:
     atoms, bins, taus = categorical.support(-2.0, 2.0, 5), twohot.symexp_bins(5, 2.0), quantiles.quantile_midpoints(5)
 

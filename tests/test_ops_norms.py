@@ -28,7 +28,7 @@ def pulled(x: Tensor, scale: Tensor, grad: Tensor, axis: int) -> tuple[Tensor, .
 
 
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS)
-def test_every_slice_has_its_mean_square_taken_out(shape: tuple[int, ...], axis: int) -> None:
+def test_norm_silu_equals_its_definition(shape: tuple[int, ...], axis: int) -> None:
     x, scale, _ = given(shape, axis)
     rows, flat = x.movedim(axis, -1).reshape(-1, shape[axis]), scale.flatten()
     found = norm_silu(x, scale, axis, EPS).movedim(axis, -1).reshape(rows.shape)
@@ -38,15 +38,16 @@ def test_every_slice_has_its_mean_square_taken_out(shape: tuple[int, ...], axis:
 
 
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS)
-def test_gradient_is_that_of_autograd(shape: tuple[int, ...], axis: int) -> None:
+def test_gradient_equals_autograd(shape: tuple[int, ...], axis: int) -> None:
     x, scale, grad = given(shape, axis)
     torch.testing.assert_close(norms._back(grad, x, scale, axis=axis, eps=EPS), list(pulled(x, scale, grad, axis)[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS)
-def test_as_a_compiled_piece_alone_and_over_seeds(
+def test_compiled_norm_equals_eager_alone_and_over_seeds(
     shape: tuple[int, ...], axis: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norms, "DEVICES", {"cpu", "cuda"})

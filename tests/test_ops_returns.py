@@ -177,6 +177,7 @@ def test_vtrace_on_policy_is_the_full_return() -> None:
     torch.testing.assert_close(targets, full)
 
 
+@pytest.mark.slow
 def test_gae_vmap_and_compiled_equal_a_loop() -> None:
     seeds = [{k: v.float() for k, v in rollout(13, 4, seed=s).items()} for s in range(3)]
     names = ("rewards", "values", "next_values", "discounts", "continues")

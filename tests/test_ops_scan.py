@@ -43,12 +43,12 @@ def by_hand(weights: Any, start: Any, rows: Any, reverse: bool) -> list[torch.Te
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_states_stand_at_their_rows(given: Any, reverse: bool) -> None:
+def test_scan_equals_a_loop(given: Any, reverse: bool) -> None:
     torch.testing.assert_close(scan(NAME, *given, reverse=reverse), by_hand(*given, reverse))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_one_operation_over_seeds(given: Any, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_under_vmap_equals_a_loop_per_seed(given: Any, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and rows of each seed its own, the start common to all."""
     monkeypatch.setattr(module, "_compile", lambda fn: fn)
     monkeypatch.setattr(module, "_compiled", {})
@@ -66,8 +66,9 @@ def test_one_operation_over_seeds(given: Any, reverse: bool, monkeypatch: pytest
         torch.testing.assert_close([x[i] for x in found], by_hand(*one, reverse))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler_available(), reason="needs a C++ compiler")
-def test_compiled_step_in_a_function_that_is_not(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_scan_in_a_recorded_function_equals_a_loop(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
     weights, start, rows = given
     spread = torch.zeros(B, 2 * D)

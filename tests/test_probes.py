@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import slow_unless
 
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.config import TrainConfig
@@ -54,13 +55,19 @@ def one_hot(t: int, horizon: int) -> np.ndarray:
     return obs
 
 
-@pytest.mark.parametrize("algo", RECIPES)
+def recipes(quick: str) -> list[Any]:
+    """Each algorithm; `make check` takes the one that is quick."""
+    return slow_unless(lambda algo: algo == quick, RECIPES)
+
+
+@pytest.mark.parametrize("algo", recipes("ppo"))
 def test_time_limit_is_not_the_end(algo: str, tmp_path: Path) -> None:
     """Reward 1 for ever, cut every ten steps: the value is 1 / (1 - gamma) = 10, not the 6.5 of ten steps."""
     agent = trained(algo, "ConstantReward", tmp_path, horizon=10, ending="truncated")
     assert agent.value(np.ones(1, np.float32)) == pytest.approx(1.0 / (1.0 - GAMMA), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_step", [3])
 def test_time_limit_is_not_the_end_with_n_step_and_priorities(n_step: int, tmp_path: Path) -> None:
     options = {"n_step": n_step, "prioritized": True, "double": True, "dueling": True}
@@ -68,7 +75,7 @@ def test_time_limit_is_not_the_end_with_n_step_and_priorities(n_step: int, tmp_p
     assert agent.value(np.ones(1, np.float32)) == pytest.approx(1.0 / (1.0 - GAMMA), rel=0.05)
 
 
-@pytest.mark.parametrize("algo", RECIPES)
+@pytest.mark.parametrize("algo", recipes("dqn"))
 def test_termination_is_the_end(algo: str, tmp_path: Path) -> None:
     agent = trained(algo, "ConstantReward", tmp_path, steps=1.5, horizon=10, ending="terminated")
     for t in (0, 5, 9):
@@ -76,14 +83,14 @@ def test_termination_is_the_end(algo: str, tmp_path: Path) -> None:
         assert agent.value(one_hot(t, 10)) == pytest.approx(expected, rel=0.05), f"t = {t}"
 
 
-@pytest.mark.parametrize("algo", RECIPES)
+@pytest.mark.parametrize("algo", recipes("dqn"))
 def test_delayed_reward_is_discounted_back(algo: str, tmp_path: Path) -> None:
     agent = trained(algo, "DelayedReward", tmp_path, horizon=5)
     values = agent.value(np.stack([one_hot(t, 5) for t in range(5)]))
     assert values == pytest.approx([GAMMA ** (4 - t) for t in range(5)], rel=0.1)
 
 
-@pytest.mark.parametrize("algo", RECIPES)
+@pytest.mark.parametrize("algo", recipes("sac"))
 def test_action_that_pays_is_learned(algo: str, tmp_path: Path) -> None:
     agent = trained(algo, "ActionReward", tmp_path, kwargs={"ent_coef": 0.01} if algo == "sac" else None)
     for sign in (1.0, -1.0):
@@ -99,13 +106,14 @@ def test_action_that_pays_is_learned(algo: str, tmp_path: Path) -> None:
     assert agent.evaluate(20)["mean_return"] == pytest.approx(best, abs=0.03)
 
 
+@pytest.mark.slow
 def test_ppo_learns_continuous_actions(tmp_path: Path) -> None:
     agent = trained("ppo", "ActionReward", tmp_path, continuous=True)
     for sign in (1.0, -1.0):
         assert float(agent.predict(np.array([sign], np.float32))[0]) == pytest.approx(sign / 2, abs=0.15)
 
 
-@pytest.mark.parametrize("env", ["VisualSign", "DictSign"])
+@pytest.mark.parametrize("env", slow_unless(lambda env: env == "DictSign", ["VisualSign", "DictSign"]))
 def test_images_and_mixed_observations_are_learned(env: str, tmp_path: Path) -> None:
     agent = trained("dqn", env, tmp_path, steps=0.35, kwargs={"learning_rate": 1e-3, "batch_size": 32}, size=8)
     assert agent.evaluate(30)["mean_return"] >= 0.95

@@ -46,6 +46,7 @@ def hidden_layers(x: Tensor, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_products_of_every_size_and_layout_and_results_that_the_caller_keeps() -> None:
     generator = torch.Generator().manual_seed(0)
     given = [
@@ -69,6 +70,7 @@ def test_products_of_every_size_and_layout_and_results_that_the_caller_keeps() -
             torch.testing.assert_close(layers[name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_action_taken_leave_out_the_others() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, pull = (torch.randn(shape, generator=generator) for shape in ((40, 48), (3, 17, 48), (40, 17)))
@@ -100,6 +102,7 @@ def gradients(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Any:
     return torch.func.grad_and_value(loss, argnums=(0, 1, 2, 3))(x, w1, b1, w2)
 
 
+@pytest.mark.slow
 def test_relus_are_part_of_the_products_and_rows_of_zeros_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of one network and of an ensemble, with remainders in every dimension; then large products, as in the
     gradient of the lower of two critics, where each row is nonzero in only one of them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import ALGORITHMS, config_for, make_algorithm, small_fields, spec_for
+from helpers import ALGORITHMS, NO_CRITIC, config_for, make_algorithm, small_fields, spec_for
 
 import rl_training
 from rl_training import registry
@@ -246,12 +246,36 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
     assert same[0] == same[1]
 
 
+VECTORS_ONLY = {"airl", "bcq", "combo", "decision_transformer", "edac", "gail", "mbpo", "mopo", "pets"}
+NORMALISED = {"ars", "openai_es", "td3_bc"}  # by default: with normalize_observations false they take images
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_images_beside_vectors_are_learned_from_or_refused(name: str) -> None:
+def test_images_beside_vectors_are_both_used_or_refused(name: str) -> None:
     parts = {"camera": ArraySpec((3, 16, 16), "uint8"), "vector": ArraySpec((3,))}
     spec = EnvSpec("Test-v0", parts, spec_for(name).action)
-    with contextlib.suppress(rl_training.UserError):
-        registry.entry(name).load()(spec, num_envs=2, **small_fields(name)).init_state(0)
+    make = partial(registry.entry(name).load(), spec, num_envs=2, **small_fields(name))
+    if name in VECTORS_ONLY:
+        with pytest.raises(rl_training.UserError, match=f"{name} needs vector observations; Test-v0 has {{'camera'"):
+            make()
+        return
+    if name in NORMALISED:
+        with pytest.raises(rl_training.UserError, match="normalize_observations needs a vector observation"):
+            make()
+        make = partial(make, normalize_observations=False)
+    algorithm, g = make(), torch.Generator().manual_seed(0)
+    state = algorithm.init_state(0)
+    moved = {k: x + 0.05 * torch.randn(x.shape, generator=g) for k, x in state.params.items()}  # no layer is zero
+    state = state._replace(params=moved)
+    obs = {"camera": torch.randint(256, (64, 3, 16, 16), generator=g, dtype=torch.uint8),
+           "vector": torch.randn(64, 3, generator=g)}  # fmt: skip
+
+    def act(obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        _, action, _ = algorithm.select_action(state, algorithm.init_carry(64), obs, torch.tensor(3), explore=False)
+        return action if name in NO_CRITIC else torch.cat([action.flatten().float(), algorithm.value(state, obs)])
+
+    for part in parts:
+        assert not torch.equal(act({**obs, part: obs[part].flip(0)}), act(obs)), f"{part} has no influence"
 
 
 class Mixed(gym.Env[Any, Any]):

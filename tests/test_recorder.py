@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, run_digest
+from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, run_digest, slow_unless
 from torch import Tensor
 
 from rl_training import registry
@@ -16,21 +17,27 @@ from rl_training.runtime.engine import recorder
 
 CLASSES = sorted({registry.entry(name).target: name for name in ALGORITHMS}.values())
 pytestmark = pytest.mark.skipif(not recorder.can_record(), reason="this torch cannot record")
+CHANGES: dict[str, dict[str, Any]] = {  # more than five calls of everything, updates included
+    "on_policy": {"total_timesteps": 96},
+    "evolution": {"total_timesteps": 160, "env_kwargs": {"max_episode_steps": 10}, "algo_kwargs": {"n_delta": 1}},
+}
 STUDIES = ("dqn", "ppo", "sac", "recurrent_ppo", "mbpo", "iql")
 
 
-@pytest.mark.parametrize(("name", "seeds"), [*((n, None) for n in CLASSES), *((n, (3, 4)) for n in STUDIES)])
+CASES: list[Any] = [*((name, None) for name in CLASSES), *((name, (3, 4)) for name in STUDIES)]
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"), slow_unless(lambda name, seeds: name in ("dqn", "ppo", "sac") and seeds is None, CASES)
+)
 def test_recorded_run_equals_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seeds: tuple[int, ...] | None
 ) -> None:
-    loop, digests = registry.entry(name).loop, []
-    # More than five calls of everything.
-    steps = {"on_policy": {"total_timesteps": 96, "num_envs": 1}, "evolution": {"total_timesteps": 1200}}
-    changes = {"execution": "recorded", **steps.get(loop, {"total_timesteps": 64})}
-    changes |= {"seeds": seeds} if seeds else {}
+    digests = []
+    changes = {"execution": "recorded", **CHANGES.get(registry.entry(name).loop, {"total_timesteps": 64})}
     for after in (5, 1 << 30):
         monkeypatch.setattr(recorder, "RECORD_AFTER", after)
-        config = config_for(name, tmp_path / str(after), **changes, **SHORT_EVALUATION)
+        config = config_for(name, tmp_path / str(after), num_envs=1, **{**SHORT_EVALUATION, **changes}, seeds=seeds)
         result = Trainer(config, progress=False).run()
         assert result.summary["gradient_steps"] > 5
         digests.append(run_digest(result.checkpoint_path))

@@ -126,7 +126,7 @@ def test_every_sample_is_a_true_transition(kind: str, n_step: int, capacity: int
     assert seen == held, "some rows can never be sampled"
 
 
-def test_a_draw_at_the_edge_of_a_block_meets_a_row_with_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_at_the_edge_of_a_block_never_picks_an_empty_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding can put the draw a little before its block, whose first rows may be empty: their weight is infinite."""
     replay = PrioritizedReplay(COLUMNS, 24, 2, gamma=GAMMA)
     assert (replay.block, replay.stride) == (8, 13)  # rows 8 to 12 are the first environment's, and empty

@@ -95,7 +95,7 @@ def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
     assert "twice" in told[0]
 
 
-def test_a_step_and_different_evaluation_steps(tmp_path: Path) -> None:
+def test_scores_are_interpolated_between_evaluations(tmp_path: Path) -> None:
     make_run(tmp_path, "a", {0: 100.0}, start=0.0)
     make_run(tmp_path, "b", {1: 100.0}, start=0.0, steps=[2500, 5000])
     (group,) = analysis.report([tmp_path], at=2500)["environments"][0]["groups"]
@@ -116,7 +116,7 @@ def test_wall_time_leaves_out_interruptions(tmp_path: Path) -> None:
     assert group["wall_time_s"] == 10.0
 
 
-def test_clock_of_seeds_that_took_different_time(tmp_path: Path) -> None:
+def test_a_seed_that_ended_early_keeps_its_last_score_on_the_clock(tmp_path: Path) -> None:
     make_run(tmp_path, "fast", {0: 100.0}, speed=5000.0)
     make_run(tmp_path, "slow", {1: 300.0}, speed=500.0)
     (group,) = analysis.report([tmp_path])["environments"][0]["groups"]
@@ -201,7 +201,7 @@ def test_compare_is_usable_in_ci(cli: Any, tmp_path: Path) -> None:
     assert cli("compare", a, b, "--metric", "eval/std_reward")[0] == 0  # equal
 
 
-def test_compare_needs_what_it_needs(cli: Any, tmp_path: Path) -> None:
+def test_compare_rejects_sides_that_cannot_be_compared(cli: Any, tmp_path: Path) -> None:
     a, one = make_run(tmp_path, "a", GOOD), make_run(tmp_path, "one", {0: 1.0})
     other = make_run(tmp_path, "other", GOOD, env_id="Pendulum-v1")
     make_run(tmp_path / "two", "x", GOOD)
@@ -308,6 +308,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
     driver.close()
 
 
+@pytest.mark.slow
 def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
     """Opened from disk, at the width of a desk and of a phone, light and dark: nothing in the console, plots drawn."""
     hostile = "<img src=x onerror=alert(1)></script>"
@@ -343,7 +344,8 @@ def test_page_in_a_browser(cli: Any, browser: Browser, tmp_path: Path) -> None:
     assert colours == {(1200, False): [255, 255, 255], (390, False): [255, 255, 255], (390, True): [15, 19, 24]}
 
 
-def test_page_answers_to_the_pointer(cli: Any, browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_page_hides_groups_and_shows_values_under_the_pointer(cli: Any, browser: Browser, tmp_path: Path) -> None:
     make_run(tmp_path, "a", GOOD)
     make_run(tmp_path, "b", POOR, algo="ppo")
     page = tmp_path / "report.html"

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
+from driver import command
+from helpers import ALGORITHMS, QUICK, SHORT_EVALUATION, config_for, slow_unless
 
 from rl_training import registry
 
-TESTS = Path(__file__).parent
 FULL = ("dqn", "ppo", "sac")  # every other algorithm is one more cell
 CUTS = (32, 52, 80)  # before and after learning starts, none of them a multiple of every interval
 TOTAL = 96
@@ -55,9 +54,9 @@ def length(key: str, steps: int) -> int:
 
 
 def launch(jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(TESTS / "driver.py"), json.dumps(jobs)]
+    start = command("jobs", json.dumps(jobs))
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def results(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -67,8 +66,10 @@ def results(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every cell, uninterrupted and cut three times; all cells share one process per leg."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every cell that is asked for, uninterrupted and cut three times; all cells share one process per leg."""
+    asked = {item.name.partition("[")[2][:-1] for item in request.session.items if item.path == request.path}
+    cells = [key for key in CELLS if key in asked] or list(CELLS)
     root = tmp_path_factory.mktemp("resume")
 
     def job(key: str, side: str) -> dict[str, Any]:
@@ -78,20 +79,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
             cell["algo_kwargs"] = {**cell.get("algo_kwargs", {}), "target_update_interval": 6}
         return {"config": config_for(name, root / side / key, **cell).to_dict()}
 
-    whole = launch([job(key, "whole") for key in CELLS])
+    whole = launch([job(key, "whole") for key in cells])
     # The odd cells are cut by SIGTERM, the others by a callback.
     ways = {key: "term_at" if i % 2 else "stop_at" for i, key in enumerate(CELLS)}
-    legs = [results(launch([{**job(key, "cut"), ways[key]: length(key, CUTS[0])} for key in CELLS]))]
+    legs = [results(launch([{**job(key, "cut"), ways[key]: length(key, CUTS[0])} for key in cells]))]
     for cut in (*CUTS[1:], None):
-        ends = [{} if cut is None else {ways[key]: length(key, cut)} for key in CELLS]
+        ends = [{} if cut is None else {ways[key]: length(key, cut)} for key in cells]
         legs.append(results(launch([{"resume": old["run_dir"], **end} for old, end in zip(legs[-1], ends)])))
     return {
         key: {"whole": result, "legs": [leg[i] for leg in legs], "way": ways[key]}
-        for i, (key, result) in enumerate(zip(CELLS, results(whole)))
+        for i, (key, result) in enumerate(zip(cells, results(whole)))
     }
 
 
-@pytest.mark.parametrize("key", CELLS)
+def _quick_cell(key: str) -> bool:
+    return key in {f"{name}-4-sync" for name in QUICK}
+
+
+@pytest.mark.parametrize("key", slow_unless(_quick_cell, CELLS))
 def test_cut_three_times_equals_uninterrupted(outcomes: dict[str, dict[str, Any]], key: str) -> None:
     whole, legs = outcomes[key]["whole"], outcomes[key]["legs"]
     interrupted = "interrupted" if outcomes[key]["way"] == "term_at" else "stopped"
@@ -108,6 +113,7 @@ def test_some_cuts_fell_inside_an_episode(outcomes: dict[str, dict[str, Any]]) -
     assert sum(n > 0 for n in lengths) > len(lengths) / 2
 
 
+@pytest.mark.slow
 def test_different_seeds_have_different_digests(tmp_path: Path) -> None:
     """The digest sees what it should: otherwise every comparison above would pass."""
     jobs = [{"config": config_for("dqn", tmp_path, seed=seed).to_dict()} for seed in (0, 1, 0)]
@@ -116,6 +122,7 @@ def test_different_seeds_have_different_digests(tmp_path: Path) -> None:
     assert all(first["digest"][part] != second["digest"][part] for part in first["digest"])
 
 
+@pytest.mark.slow
 def test_compiled_run_resumes_exactly(tmp_path: Path) -> None:
     def job(side: str) -> dict[str, Any]:
         return {"config": config_for("dqn", tmp_path / side, execution="compile").to_dict()}

@@ -114,7 +114,7 @@ def test_an_episode_that_was_lost_ends_with_its_last_row() -> None:
     torch.testing.assert_close(batch["discounts"][0, :3], torch.tensor([0.9**3, 0.9**2, 0.9]))
 
 
-def test_priorities_choose_and_weights_correct() -> None:
+def test_sampling_follows_priorities_and_weights_correct_for_it() -> None:
     history = History(alpha=1.0, beta=1.0)
     batch = history.buffer.sample(64)
     rows = np.unique(batch["indices"].numpy())
@@ -253,6 +253,6 @@ def test_bad_sizes(options: dict[str, int], message: str) -> None:
         RecurrentReplayBuffer(spec, **options)  # type: ignore[arg-type]
 
 
-def test_too_early() -> None:
+def test_sampling_before_one_whole_sequence_is_refused() -> None:
     with pytest.raises(UserError, match="a sequence has 6 steps; only 3 have been added"):
         History(steps=3).buffer.sample(2)

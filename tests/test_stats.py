@@ -148,6 +148,7 @@ def coverage(statistic: str, name: str, n: int, studies: int = 1000) -> float:
     return float(((low - rounding <= target) & (target <= high + rounding)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_coverage_of_the_iqm(name: str, n: int) -> None:

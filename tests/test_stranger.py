@@ -84,7 +84,7 @@ class Stranger:
 
 
 @pytest.mark.slow
-def test_from_the_wheel_to_a_policy_that_runs_anywhere(tmp_path: Path) -> None:
+def test_installed_wheel_trains_resumes_and_exports_a_standalone_policy(tmp_path: Path) -> None:
     for package in ("hatchling", "onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     stranger = Stranger(tmp_path)

@@ -40,6 +40,7 @@ def digests(sweep: Sweep) -> dict[str, dict[str, str]]:
     return out
 
 
+@pytest.mark.slow
 def test_24_trials_with_random_kills_equal_an_undisturbed_sweep(tmp_path: Path) -> None:
     calm = Sweep(tmp_path / "calm", configs(tmp_path))
     assert calm.run(workers=2)["done"] == 24
@@ -66,6 +67,7 @@ def _over(place: Path) -> list[bool]:
     return [trial_state(path).over for path in place.glob("trials/*")]
 
 
+@pytest.mark.slow
 def test_failures_are_recorded_and_stop_nothing_else(tmp_path: Path) -> None:
     """A worker that always dies, a setting that cannot work, and a sound trial beside them."""
     batches = {"algo_kwargs": {"batch_size": 15}}
@@ -92,6 +94,7 @@ def digests_of(sweep: Sweep, index: int) -> Any:
     return run.name, run_digest(latest_valid(run))
 
 
+@pytest.mark.slow
 def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
     long = config_for("dqn", tmp_path, total_timesteps=100_000, checkpoint_interval=100_000)
     sweep = Sweep(tmp_path / "s", [long])
@@ -112,7 +115,7 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 # --- what needs no worker -------------------------------------------------------------------------------------
 
 
-def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
+def test_directory_in_use_or_of_something_else_is_refused(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
     with held(sweep.directory, "the sweep"):
         with pytest.raises(UserError, match="another process"):
@@ -178,7 +181,9 @@ def test_grid_is_every_combination_in_order() -> None:
         (["--config", "dqn/cartpole", "--workers", "0"], ["--workers"]),
     ],
 )
-def test_bad_input(argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(
+    argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *argv]) == 2
     out, err = capsys.readouterr()
@@ -188,7 +193,7 @@ def test_bad_input(argv: list[str], words: list[str], capsys: Any, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command_line(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_command_line_prints_one_json_table_and_continues(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """One JSON object, plain lines beside it; the default directory comes from the grid; again means go on."""
     monkeypatch.chdir(tmp_path)
     argv = [

@@ -80,7 +80,8 @@ def drawn(tuning: tune.Tuning, pause: int) -> list[dict[str, Any]]:
     return out
 
 
-def test_what_is_drawn_does_not_depend_on_interruptions(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_interruptions_do_not_change_the_values_that_are_tried(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     once, twice = drawn(study(tmp_path / "a", 6), 99), drawn(study(tmp_path / "b", 6), 3)
@@ -117,6 +118,7 @@ def test_pruning_reports_every_evaluation_and_stops_a_hopeless_run() -> None:
     assert Trial.reports == [(12.0, 50), (1.0, 100), (1.0, 60)]
 
 
+@pytest.mark.slow
 def test_interrupted_study_goes_on_and_ends_with_a_preset(tmp_path: Path, capsys: Any) -> None:
     place = tmp_path / "study"
 
@@ -159,7 +161,9 @@ def test_interrupted_study_goes_on_and_ends_with_a_preset(tmp_path: Path, capsys
         (["tune-report", "nowhere"], ["nowhere", "no tuning study"]),
     ],
 )
-def test_bad_input(argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(
+    argv: list[str], words: list[str], capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     out, err = capsys.readouterr()

@@ -23,10 +23,7 @@ from rl_training.machine import usable_cpus
 
 RETRIES = 3
 LOG = "worker.log"
-_PRELOAD = (
-    "rl_training.experiment.run.trainer",
-    "torch.utils.tensorboard",
-)  # the first log line would import the second
+_PRELOAD = ("rl_training.experiment.run.trainer", "torch.utils.tensorboard", "scipy.special")  # what each run imports
 _GRACE = 60.0  # seconds for workers to save their runs when the sweep is interrupted
 
 
