@@ -303,9 +303,9 @@ def test_choice_of_the_termination_function() -> None:
     ends = termination("none", hopper)
     assert ends is not None
     assert not ends(torch.full((3, 11), -5.0)).any()
-    with pytest.raises(UserError, match=r"termination = 'hoper' is unknown.*Known: auto, learned, none, Hopper-v5"):
+    with pytest.raises(UserError, match=r"unknown termination 'hoper'.*Known: auto, learned, none, Hopper-v5"):
         termination("hoper", hopper)
-    with pytest.raises(UserError, match="reads 17 numbers; Hopper-v5 gives 11"):
+    with pytest.raises(UserError, match="needs 17-dimensional observations; Hopper-v5 has 11 dimensions"):
         termination("Walker2d-v5", hopper)
 
 

@@ -19,7 +19,7 @@ def spd(n: int, seed: int) -> Tensor:
     return root @ root.T + 0.5 * torch.eye(n, dtype=torch.float64)
 
 
-def test_solves_in_n_steps() -> None:
+def test_conjugate_gradient_solves_in_n_steps() -> None:
     matrix, b = spd(6, 0), torch.randn(6, dtype=torch.float64)
     solution = conjugate_gradient(lambda v: matrix @ v, b, iterations=6, tol=0.0)
     torch.testing.assert_close(solution, torch.linalg.solve(matrix, b), rtol=1e-6, atol=1e-8)
@@ -30,7 +30,7 @@ def test_first_iterate_is_the_exact_line_search_along_b() -> None:
     assert conjugate_gradient(lambda v: matrix @ v, b, iterations=1).tolist() == [0.5, 0.5]  # b.b / b.Ab = 2 / 4
 
 
-def test_stands_still_after_convergence_and_for_zero() -> None:
+def test_solution_stays_fixed_after_convergence_and_for_zero() -> None:
     matrix, b = spd(4, 1), torch.randn(4, dtype=torch.float64)
     many = conjugate_gradient(lambda v: matrix @ v, b, iterations=60)
     torch.testing.assert_close(many, torch.linalg.solve(matrix, b), rtol=1e-4, atol=1e-5)
@@ -42,10 +42,10 @@ def test_stands_still_after_convergence_and_for_zero() -> None:
 def test_tolerance_stops_early() -> None:
     matrix, b = spd(6, 2), torch.randn(6, dtype=torch.float64)
     coarse = conjugate_gradient(lambda v: matrix @ v, b, iterations=20, tol=float(b.dot(b)) * 2)
-    assert torch.equal(coarse, torch.zeros_like(b))  # the residual of the zero start is already small enough
+    assert torch.equal(coarse, torch.zeros_like(b))  # the initial residual is already below the tolerance
 
 
-def test_vmap_freezes_each_system_alone() -> None:
+def test_vmap_stops_each_system_on_its_own() -> None:
     matrices = torch.stack([torch.eye(4, dtype=torch.float64), spd(4, 3)])  # the first converges after one step
     b = torch.randn(2, 4, dtype=torch.float64)
 
