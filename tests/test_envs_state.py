@@ -1,4 +1,4 @@
-"""Capture at a random point and continue: bit for bit what an uninterrupted run does, or an honest "restarted"."""
+"""Saving environments at a random step and continuing: bit for bit like an uninterrupted run, or "restarted"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.errors import UserError
 
 
 def through_a_file(state: EnvState) -> EnvState:
-    """What a checkpoint does to it: JSON and plain arrays."""
+    """The state after a round trip through JSON and plain arrays, as in a checkpoint."""
     assert all(isinstance(a, np.ndarray) and a.dtype != object for a in state.arrays.values())
     return EnvState(json.loads(json.dumps(state.meta)), {k: a.copy() for k, a in state.arrays.items()})
 
@@ -74,7 +74,7 @@ def test_async_continues_exactly_from_sync_and_back(env_id):
     check_continues(env_id, "async", "sync", (33,), after=40)
 
 
-def test_own_state_is_used_where_offered():
+def test_own_state_is_used_if_the_environment_has_it():
     env = make_vector_env(walk, seeds=[0], num_envs=1)
     env.reset()
     env.step(np.zeros(1))
@@ -85,7 +85,7 @@ def test_own_state_is_used_where_offered():
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_that_does_not_repeat_restarts_and_says_so(vectorization):
+def test_an_unrepeatable_environment_restarts_with_a_warning(vectorization):
     env = make_vector_env(clock, seeds=[0], num_envs=2, vectorization=vectorization)
     env.reset()
     env.step(np.zeros(2))
@@ -121,11 +121,11 @@ def test_recording_is_trimmed_to_the_running_episodes():
     assert len(env._sub._log) < 300
 
 
-def test_state_of_another_size_is_refused():
+def test_state_with_another_number_of_environments_is_rejected():
     state = make_vector_env("CartPole-v1", seeds=[0], num_envs=2)
     state.reset()
     other = make_vector_env("CartPole-v1", seeds=[0], num_envs=3)
-    with pytest.raises(UserError, match="has 2 sub-environments, this run has 3"):
+    with pytest.raises(UserError, match="has 2 sub-environments, but this run has 3"):
         other.set_state(state.get_state())
 
 

@@ -198,8 +198,8 @@ def test_colour() -> None:
 
 
 @needs_atari
-def test_the_vector_environment_has_no_colours() -> None:
-    with pytest.raises(UserError, match="use vectorization sync or async"):
+def test_the_vector_environment_rejects_colour_frames() -> None:
+    with pytest.raises(UserError, match="need vectorization 'sync' or 'async'"):
         make_atari_vector(1, "boxing", grey=False)
 
 
@@ -214,7 +214,7 @@ def test_area_weights(old: int, new: int) -> None:
 @needs_atari
 @pytest.mark.parametrize("env_id", ["Atari/Pnog-v0", "Atari/Nope-v0"])
 def test_unknown_game(env_id: str) -> None:
-    with pytest.raises(UserError, match="there is no Atari game"):
+    with pytest.raises(UserError, match="unknown Atari game"):
         make_env(env_id)
 
 
