@@ -1,4 +1,4 @@
-"""Faulty environments: they recover in time or raise a clear error, never hang, and never put a bad step in the data."""
+"""Faulty environments: they recover in time or raise a clear error, never hang, and put no bad step in the data."""
 
 from __future__ import annotations
 

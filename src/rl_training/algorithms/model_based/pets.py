@@ -18,7 +18,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Aux, Obs, Phase, TrainState, Tree
 from rl_training.algorithms.model_based.model_fit import DynamicsHyper, ModelBased, with_model
 from rl_training.data.storage import Batch
-from rl_training.models.dynamics import Prediction, physical
+from rl_training.models.dynamics import Prediction, denormalise
 from rl_training.ops import rng
 from rl_training.ops.planning import CEM, noise_colouring_matrix, shift_plan
 
@@ -91,7 +91,7 @@ class PETS(ModelBased[PETSHyper]):
                 total, alive = total.gather(0, order), alive.gather(0, order)
             action = actions[:, t].unsqueeze(0).expand(members, -1, -1)
             prediction: Prediction = self.dynamics.predict(state, at, action)
-            mean, std = physical(prediction, norm)
+            mean, std = denormalise(prediction, norm)
             out = mean + std * noise[t]
             at = at + out[..., :-1]
             total = total + alive * out[..., -1]
