@@ -126,8 +126,7 @@ class Atari(gym.Env[Any, Any]):
         return screen
 
     def _push(self, screen: Array, fill: bool = False) -> None:
-        """Downscale a screen by area averaging (one matrix product per side) and put it on the stack. With `fill`, it
-        replaces all frames of the stack."""
+        """The newest frame, or all of them: shrunk by the mean over areas, as a product from each side."""
         small = np.rint(self._rows @ screen.astype(np.float32) @ self._columns).astype(np.uint8)
         if fill:
             self._stack[:] = np.tile(small, (len(self._stack) // self._channels, 1, 1))

@@ -17,11 +17,11 @@ def _action_space(continuous: bool) -> spaces.Space[Any]:
 
 
 class ConstantReward(gym.Env[Any, Any]):
-    """Reward 1 at every step for `horizon` steps, whatever the action.
+    """Reward 1 in every step for `horizon` steps, whatever the action.
 
-    ending="truncated": the observation is constant and does not show the time limit, so with correct bootstrapping the
-    value is 1 / (1 - gamma). ending="terminated": the observation is the time t as a one-hot vector, and the value is
-    (1 - gamma^(horizon - t)) / (1 - gamma).
+    ending="truncated": the observation is constant and the time limit is none of the agent's business, so with correct
+    bootstrapping the value is 1 / (1 - gamma). ending="terminated": the observation is one-hot in the time t and the
+    value is (1 - gamma^(horizon - t)) / (1 - gamma).
     """
 
     def __init__(self, horizon: int = 10, ending: str = "truncated", continuous: bool = False) -> None:
@@ -50,7 +50,7 @@ class ConstantReward(gym.Env[Any, Any]):
 
 
 class DelayedReward(gym.Env[Any, Any]):
-    """Reward 1 after `horizon` steps, then termination. The value at time t (one-hot) is gamma^(horizon - 1 - t)."""
+    """`horizon` steps, then reward 1 and the end: the value at time t (one-hot) is gamma^(horizon - 1 - t)."""
 
     def __init__(self, horizon: int = 5, continuous: bool = False) -> None:
         self._horizon, self._t = horizon, 0
@@ -74,11 +74,11 @@ class DelayedReward(gym.Env[Any, Any]):
 
 
 class ActionReward(gym.Env[Any, Any]):
-    """Shows a random sign at every step, which the action should match. Terminates after `horizon` steps.
+    """A random sign is shown; the action should match it. Ends after `horizon` steps; a new sign in every step.
 
     Discrete: reward 1 for action 1 at sign +1 and action 0 at sign -1, else 0. Continuous: -(a - sign / 2)^2.
-    `observation` shows the sign as a "vector", as a uint8 "image", or as a "dict" of image and vector. In the dict, the
-    target is the product of both signs, so both parts are needed.
+    `observation` picks the same task seen as a "vector", as a uint8 "image", or as a "dict" of image and vector
+    (there the target is the product of both signs, so neither part suffices).
     """
 
     def __init__(self, horizon: int = 1, continuous: bool = False, observation: str = "vector", size: int = 16) -> None:
