@@ -1,5 +1,4 @@
-"""Exceptions for the user. A UserError means that the user can fix it: the command line prints the message and exits
-with status 2."""
+"""UserError: a problem that the user can fix. The command line prints its message and exits with status 2."""
 
 from __future__ import annotations
 

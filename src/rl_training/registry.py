@@ -1,8 +1,7 @@
 """The table of all algorithms. It imports nothing heavy, so that `rl-training --help` and `list` answer at once.
 
-To add an algorithm, add one line here. Other packages add theirs through the entry-point group
-`rl_training.algorithms`: each entry point has the algorithm's name and refers to an `Entry`, or to a function that
-returns one.
+To add an algorithm, add one line here. Other packages use the entry-point group `rl_training.algorithms`: each entry
+point has the algorithm's name and refers to an `Entry`, or to a function that returns one.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Entry:
 
 
 def _family(family: str, folder: str, loop: str, actions: tuple[str, ...]) -> Callable[..., Entry]:
-    """A function that makes the entries of one family. `target` is module:Class in the family's folder; other keywords
-    are defaults."""
+    """Makes entries of one family. `target` is module:Class in the family's folder; other keywords are defaults."""
 
     def make(
         name: str, class_name: str, target: str, summary: str, *, loop: str = loop, actions: tuple[str, ...] = actions,
@@ -101,13 +99,10 @@ _TABLE: tuple[Entry, ...] = (
                "PPO with a recurrent actor and critic (LSTM or GRU)"),
     _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
-    _on_policy("impala", "IMPALA", "impala:IMPALA",
-               "Actor-critic that corrects for lagging actors with V-trace (Espeholt et al. 2018)"),
-    _on_policy("ppg", "PPG", "ppg:PPG",
-               "PPO with auxiliary phases that distil value features into the policy (Cobbe et al. 2021)"),
+    _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors with V-trace correction (Espeholt et al. 2018)"),
+    _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"),
     _evolution("ars", "ARS", "ars:ARS", "Augmented random search over (linear) policies (Mania et al. 2018)"),
-    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES",
-               "Evolution strategies with rank-shaped returns (Salimans et al. 2017)"),
+    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Rank-based evolution strategies (Salimans et al. 2017)"),
     _continuous("sac", "SAC", "sac:SAC", "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
                 num_critics=1, policy_delay=1, target_policy_noise=0.0),
@@ -118,16 +113,14 @@ _TABLE: tuple[Entry, ...] = (
     _continuous("droq", "DroQ", "redq:REDQ", "SAC with dropout and LayerNorm critics (Hiraoka et al. 2022)",
                 num_critics=2, dropout=0.01, layer_norm=True),
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
-    _continuous("crossq", "CrossQ", "crossq:CrossQ",
-                "SAC with batch normalisation and no target networks (Bhatt et al. 2024)"),
+    _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch norm and no target networks (Bhatt et al. 2024)"),
     _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on batches of half prior, half new data (Ball et al. 2023)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
     _model_based("mbpo", "MBPO", "mbpo:MBPO", "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     _model_based("pets", "PETS", "pets:PETS",
                  "Planning with trajectories sampled from a learned ensemble (Chua et al. 2018)"),
     _imitation("gail", "GAIL", "gail:GAIL", "Generative adversarial imitation with PPO (Ho & Ermon 2016)"),
-    _imitation("airl", "AIRL", "airl:AIRL",
-               "GAIL with a discriminator that recovers a reward function (Fu et al. 2018)"),
+    _imitation("airl", "AIRL", "airl:AIRL", "GAIL with a discriminator that learns a reward (Fu et al. 2018)"),
     _imitation("dagger", "DAgger", "dagger:DAgger",
                "Cloning of an expert's actions in the states that the learner visits", loop="off_policy"),
     _world_model("dreamer", "Dreamer", "dreamer:Dreamer",
@@ -145,10 +138,8 @@ _TABLE: tuple[Entry, ...] = (
              weighting="binary", num_actions=4),
     _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
     _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
-    _offline("cal_ql", "CalQL", "cql:CalQL",
-             "CQL with values bounded below by the dataset's returns (Nakamoto et al. 2023)"),
-    _offline("bcq", "BCQ", "bcq:BCQ",
-             "Q-learning limited to actions likely under the dataset (Fujimoto et al. 2019)"),
+    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL bounded below by the data's returns (Nakamoto et al. 2023)"),
+    _offline("bcq", "BCQ", "bcq:BCQ", "Q-learning limited to actions likely under the dataset (Fujimoto et al. 2019)"),
     _offline("marwil", "MARWIL", "marwil:MARWIL", "Advantage-weighted imitation (Wang et al. 2018)", actions=ANY),
     _offline("discrete_cql", "DiscreteCQL", "discrete_cql:DiscreteCQL",
              "Conservative Q-learning for discrete actions (Kumar et al. 2020)", actions=DISCRETE),
@@ -214,8 +205,7 @@ def train_function(name: str) -> Any:
 
 
 def load_transition_dataset(*arguments: Any, **fields: Any) -> Any:
-    """Load or make a dataset. The data package exports this, but recipes may train agents, so its code is in
-    experiment."""
+    """Load or make a dataset. Exported by the data package; its code is in experiment, as recipes may train agents."""
     return resolve("rl_training.experiment.run.transition_data:load_transition_dataset")(*arguments, **fields)
 
 

@@ -41,8 +41,7 @@ def unpack(state: EnvState, m: int) -> list[SubState]:
 
 
 def has_state(env: gym.Env[Any, Any]) -> bool:
-    """Whether the environment's own state is complete. Only some wrappers are allowed: any other one may hold state of
-    its own, such as a frame stack."""
+    """Whether get_state() is complete. Unknown wrappers may have state of their own, such as a frame stack."""
     while isinstance(env, gym.Wrapper):
         if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker | InfoMask):
             return False

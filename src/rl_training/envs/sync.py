@@ -80,8 +80,7 @@ def arrays_by_label(obs: Obs) -> dict[str, Array]:
 
 
 class SubEnvs:
-    """Steps sub-environments one after the other, writes to `buffers`, resets ended episodes, and records actions for
-    resume."""
+    """Steps sub-environments in a loop into `buffers`, resets ended episodes, and records actions for resume."""
 
     def __init__(
         self,

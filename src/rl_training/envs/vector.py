@@ -50,8 +50,7 @@ class Step(NamedTuple):
 
 @dataclass
 class EnvState:
-    """The state that is needed to continue all running episodes: only JSON and arrays, so that checkpoints need no
-    pickle."""
+    """The state of all running episodes. It consists of JSON and arrays, so checkpoints need no pickle."""
 
     meta: dict[str, Any]
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -66,16 +65,14 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset(self, *, episode: int | None = None) -> Obs:
-        """Start an episode in every row: number 0 on the first call, then the next number, or `episode` if given (for
-        repeatable evaluation)."""
+        """Start episode 0 in every row, on later calls the next one; or `episode`, for repeatable evaluation."""
 
     @abstractmethod
     def step(self, actions: Array) -> Step:
         """Actions: `[M]` ints, `[M, k]` ints, or `[M, D]` floats (in [-1, 1] when the space is bounded)."""
 
     def restart(self, rows: Sequence[int]) -> bool:
-        """Start the next episode in these rows now, without reporting the running ones. Returns False if this kind of
-        environment cannot do that."""
+        """Start the next episode in these rows without reporting the running one. Returns False if not supported."""
         return False
 
     @abstractmethod
@@ -87,8 +84,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def set_state(self, state: EnvState) -> Restored:
-        """Continue the saved episodes. Returns "restarted" if at least one could not continue and its row started the
-        next episode."""
+        """Continue the saved episodes. "restarted" means that at least one row had to start its next episode."""
 
     @abstractmethod
     def close(self) -> None: ...

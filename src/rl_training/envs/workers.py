@@ -63,8 +63,7 @@ def _run_worker(
     block: Any,
     masks: bool,
 ) -> None:
-    """Main function of a worker: make the sub-environments, then execute commands until told to stop or until the
-    learner is gone."""
+    """A worker's main function: make sub-environments, execute commands until told to stop or the learner is gone."""
     # A signal to the whole process group must not stop the workers before the learner has saved its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

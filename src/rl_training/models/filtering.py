@@ -1,5 +1,4 @@
-"""The states of a world model over a sequence, and gradients through time, with a graph that does not grow with the
-sequence's length.
+"""The states of a world model over a sequence, and gradients through time, with a graph of constant size.
 
 1. A loop without gradients computes the states.
 2. All steps are evaluated again at once, each from its previous state. Gradients are taken of this evaluation and stop

@@ -15,9 +15,7 @@ def weighted_mean(per_sample: Tensor, weights: Tensor) -> Tensor:
     section 3.4). Rows with weight 0 neither contribute nor count. If all weights are 0, the result is 0.
     """
     if per_sample.shape != weights.shape:
-        raise ValueError(
-            f"the per-sample loss has shape {tuple(per_sample.shape)}, but weights has {tuple(weights.shape)}"
-        )
+        raise ValueError(f"the loss has shape {tuple(per_sample.shape)}, but weights has {tuple(weights.shape)}")
     return (weights * per_sample).sum() / (weights > 0).sum().clamp(min=1)
 
 

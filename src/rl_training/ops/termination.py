@@ -1,7 +1,5 @@
-"""Termination functions of the standard tasks, so that a dynamics model does not have to learn when episodes end.
-
-Each is a function of the next observation, with the limits of Gymnasium's environments at their default arguments.
-"""
+"""Termination functions of standard tasks, which a dynamics model then need not learn. They are functions of the next
+observation, with the limits of Gymnasium's environments at their default arguments."""
 
 from __future__ import annotations
 
@@ -66,8 +64,7 @@ KNOWN: dict[str, _Known] = {
 def termination(name: str, spec: EnvSpec) -> Terminates | None:
     """The termination function that a setting names, or None if the model must predict the end of an episode.
 
-    `auto`: the environment's known function, otherwise learned; `learned`: predicted by the model; `none`: episodes
-    never end; or one of KNOWN.
+    `auto`: the environment's known function, or else learned; `learned`; `none`: episodes never end; or one of KNOWN.
     """
     if name == "none":
         return _never

@@ -112,8 +112,7 @@ class DQN(Algorithm[DQNFields]):
         ours: Any = self.network_class
         kind = getattr(network, "output_kind", ours.output_kind)
         if kind != ours.output_kind:
-            needed = f"{self.name} needs a network that returns {ours.output_kind} per action"
-            raise UserError(f"{needed}; this one returns {kind}")
+            raise UserError(f"{self.name} needs a network that returns {ours.output_kind} per action, not {kind}")
         return {"q": network}
 
     def spec_of(self, network: nn.Module) -> EnvSpec:
