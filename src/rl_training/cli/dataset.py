@@ -39,7 +39,7 @@ def make(
         typer.Option("--level", metavar="NAME", help="random, medium, medium-replay, expert or medium-expert."),
     ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="random, policy or replay.")] = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="RUN", help="Agent for policy and replay.")] = None,
+    path: Annotated[str | None, typer.Option("--path", metavar="RUN", help="Run of the agent to use.")] = None,
     size: Annotated[
         int,
         typer.Option("--size", "-n", min=0, max=2**31 - 1, show_default=False, help="Transitions.  [default: 10000]"),

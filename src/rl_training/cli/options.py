@@ -77,7 +77,7 @@ NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide the progre
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout as one JSON object.")]
 Checkpoint = Annotated[
     str,
-    typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, run directory (its latest one) or RUN/best."),
+    typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, RUN (its latest checkpoint) or RUN/best."),
 ]
 
 
