@@ -94,7 +94,7 @@ def _flat(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_predict_without_a_usable_mask_is_rejected(tmp_path: Path) -> None:
+def test_predict_refuses_a_missing_or_empty_mask(tmp_path: Path) -> None:
     config = config_for("ppo", tmp_path, num_envs=2, total_timesteps=32)
     result = Trainer(config, env=lambda: Masked("info"), progress=False).run()
     agent = Agent.load(result.checkpoint_path, device="cpu", env=lambda: Masked("info"))
@@ -129,7 +129,7 @@ def test_mask_of_the_wrong_length_is_rejected() -> None:
         SyncVectorEnv(Short, PLACES, masks=True)
 
 
-def test_spec_has_a_separate_mask_only_with_masks_enabled() -> None:
+def test_spec_separates_the_mask_only_when_asked() -> None:
     spec = make_vector_env(Masked, seeds=[0], num_envs=2, masks=True).spec
     assert spec.masked
     assert spec.unmasked.obs_dim == 3

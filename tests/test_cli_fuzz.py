@@ -109,7 +109,7 @@ def no_training(monkeypatch):
     monkeypatch.setattr(trainer.Trainer, "run", run)
 
 
-def test_random_configs_train_or_are_rejected(capsys, tmp_path, monkeypatch, no_training):
+def test_random_configs_train_or_are_refused(capsys, tmp_path, monkeypatch, no_training):
     monkeypatch.chdir(tmp_path)
     chance = random.Random(2)
     started = 0

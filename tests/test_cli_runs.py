@@ -142,7 +142,7 @@ def test_resume_continues_where_the_run_ended(cli, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_runs_print_the_resume_command(cli, tmp_path, number, status):
+def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     command = [*RL_TRAINING, "train", *PPO, "-n", "100M", "-o", str(tmp_path), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not list(tmp_path.glob("*/metrics.jsonl")) and process.poll() is None:
@@ -159,7 +159,7 @@ def test_interrupted_runs_print_the_resume_command(cli, tmp_path, number, status
     assert cli("resume", "--run", run, "-n", more, "--no-progress").status == 0
 
 
-def test_terminal_shows_live_progress_and_stdout_only_the_result(tmp_path):
+def test_on_a_terminal_the_display_is_live_and_stdout_stays_clean(tmp_path):
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()
     command = [*RL_TRAINING, "train", *[word for word in PPO if word != "--no-progress"], "-n", "256", "--json"]

@@ -32,7 +32,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, env_id: str) ->
         make_env(env_id)
 
 
-def test_incompatible_mujoco_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_mujoco_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """dm_control sets no upper bound on MuJoCo's version, and a newer MuJoCo has removed a field."""
     from rl_training.envs import dm_control
 

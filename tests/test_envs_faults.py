@@ -25,7 +25,7 @@ def run(env, bad_row: int, steps: int = 6) -> list:
 
 
 @pytest.mark.parametrize("fault", ["raising", "dying", "hanging"])
-def test_broken_worker_is_replaced(fault):
+def test_a_broken_worker_is_replaced(fault):
     # A short timeout that still allows a normal step on a busy machine.
     env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)
     rows = env._workers[-1].rows
@@ -110,7 +110,7 @@ class Older(gym.Env):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_old_gym_api_is_reported(wrapped):
+def test_an_environment_with_an_older_interface_is_named(wrapped):
     def make(fault):
         return make_vector_env(
             lambda: gym.wrappers.TimeLimit(Older(fault), 9) if wrapped else Older(fault), seeds=[0], num_envs=2
@@ -160,7 +160,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("how", ["exits", "killed"])
-def test_workers_stop_with_the_learner(tmp_path, how):
+def test_workers_end_when_the_learner_exits_or_is_killed(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script), how], capture_output=True, text=True, timeout=60, check=False)
@@ -174,7 +174,7 @@ def test_workers_stop_with_the_learner(tmp_path, how):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_step_and_get_state_need_a_reset_first(vectorization):
+def test_step_and_get_state_before_reset_are_refused(vectorization):
     env = make_vector_env("CartPole-v1", seeds=[0], num_envs=1, vectorization=vectorization)
     with pytest.raises(RuntimeError, match=r"call reset\(\) before step"):
         env.step(np.zeros(1))

@@ -44,7 +44,7 @@ def play(env: gym.Env[Any, Any], policy: str, episodes: int) -> float:
 
 
 @pytest.mark.parametrize("balls", [1, 3])
-def test_best_return_needs_the_image(balls: int) -> None:
+def test_only_a_policy_that_looks_reaches_the_optimal_return(balls: int) -> None:
     env = make_env(ENV, {"balls": balls})
     best = env.unwrapped.optimal_return  # type: ignore[attr-defined]
     assert best == balls
@@ -53,7 +53,7 @@ def test_best_return_needs_the_image(balls: int) -> None:
     assert play(env, "stand_still", 200) < 0.25 * best
 
 
-def test_a_hidden_ball_must_be_remembered() -> None:
+def test_hidden_balls_need_a_policy_with_memory() -> None:
     env = make_env(ENV, {"visible": 3})
     assert play(env, "remember", 60) == 3.0
     assert 1.5 < play(env, "look", 200) < 2.7

@@ -77,7 +77,7 @@ def test_unsupported_observation_space_is_rejected(space):
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.Dict(), spaces.Tuple(())])
-def test_empty_observation_space_is_rejected(space):
+def test_an_empty_observation_space_is_refused(space):
     with pytest.raises(UserError, match=r"MyEnv-v0: Observation space .* contains nothing to learn from"):
         make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
 

@@ -74,7 +74,7 @@ def test_async_continues_exactly_from_sync_and_back(env_id):
     check_continues(env_id, "async", "sync", (33,), after=40)
 
 
-def test_own_state_is_used_if_the_environment_has_it():
+def test_state_method_of_the_environment_is_used_if_it_has_one():
     env = make_vector_env(walk, seeds=[0], num_envs=1)
     env.reset()
     env.step(np.zeros(1))
@@ -85,7 +85,7 @@ def test_own_state_is_used_if_the_environment_has_it():
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_unrepeatable_environment_restarts_with_a_warning(vectorization):
+def test_a_nondeterministic_environment_restarts_and_says_so(vectorization):
     env = make_vector_env(clock, seeds=[0], num_envs=2, vectorization=vectorization)
     env.reset()
     env.step(np.zeros(2))

@@ -159,7 +159,7 @@ def test_episodes_equal_those_of_plain_environments_with_the_same_seeds():
     assert min(numbers) > 5
 
 
-def test_stream_and_episode_number_select_the_episode():
+def test_stream_and_episode_number_determine_the_first_observation():
     env = make_vector_env("CartPole-v1", seeds=[0], num_envs=2)
     first, second = env.reset().copy(), env.reset().copy()
     assert not np.array_equal(first, second)
@@ -230,7 +230,7 @@ def test_wrong_number_of_actions_is_rejected():
         env.step(np.zeros(3))
 
 
-def test_usable_cpus_respects_the_affinity(monkeypatch):
+def test_usable_cpus_follow_the_affinity_mask(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert usable_cpus() == 3

@@ -107,7 +107,9 @@ def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, An
 @pytest.mark.parametrize(
     ("capacity", "envs", "steps", "end"), [(60, 1, 40, 0.2), (60, 2, 150, 0.02), (40, 2, 200, 0.5)]
 )
-def test_stacks_are_rebuilt(kind: str, n_step: int, capacity: int, envs: int, steps: int, end: float) -> None:
+def test_sampled_stacks_equal_the_observed_ones(
+    kind: str, n_step: int, capacity: int, envs: int, steps: int, end: float
+) -> None:
     """Starts of episodes, true final observations, the ring many times around, more episodes than it has room for."""
     replay = make(kind, capacity, envs, n_step)
     data, (history,) = simulate(replay, steps, end=end)
@@ -146,7 +148,7 @@ def test_memory_of_a_million_transitions() -> None:
 
 
 @pytest.mark.parametrize("spec", [EnvSpec("Vector-v0", ArraySpec((4,)), SPEC.action), SPEC])
-def test_what_is_no_stack_is_refused(spec: EnvSpec) -> None:
+def test_observations_that_are_not_frame_stacks_are_refused(spec: EnvSpec) -> None:
     with pytest.raises(UserError, match="frame_stack = 3 needs observations that are one image of 3 stacked frames"):
         Frames(spec, 3, "dqn")
 
@@ -182,7 +184,7 @@ def test_preprocessing() -> None:
 
 
 @needs_atari
-def test_colour() -> None:
+def test_colour_frames_are_stacked_and_match_the_grey_ones() -> None:
     """Frames of red, green and blue, oldest first; the grey of a screen is that of its colours."""
     options = {"sticky": 0.0, "stack": 2, "size": 64}
     grey, colour = (make_env("Atari/Boxing-v0", {**options, "grey": g}) for g in (True, False))
@@ -198,7 +200,7 @@ def test_colour() -> None:
 
 
 @needs_atari
-def test_the_vector_environment_rejects_colour_frames() -> None:
+def test_native_vector_environment_refuses_colour() -> None:
     with pytest.raises(UserError, match="need vectorization 'sync' or 'async'"):
         make_atari_vector(1, "boxing", grey=False)
 

@@ -111,7 +111,7 @@ def modules() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_net_equals_the_module(name: str) -> None:
+def test_net_equals_the_module_with_those_parameters(name: str) -> None:
     module, args = modules()[name]
     net = Net(module)
     flat = net.flatten(module)
@@ -212,7 +212,7 @@ def test_impala_cnn_of_an_atari_agent() -> None:
     assert wide.convs[0].out_channels == 64
 
 
-def test_parameter_counts_match_the_sizes() -> None:
+def test_parameter_counts_by_hand() -> None:
     count = sum(p.numel() for p in MLPQNetwork(4, 2, (64, 64)).parameters())
     assert count == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
     model = MLPSACModel(17, 6, (256, 256))

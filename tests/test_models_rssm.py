@@ -127,7 +127,7 @@ def test_decoded_images_keep_their_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(model.reconstruction(images, seen.latents), errors)
 
 
-def test_upsample_conv_equals_upsampling_then_convolution() -> None:
+def test_doubling_equals_upsampling_and_convolution() -> None:
     torch.manual_seed(0)
     layer, x = UpsampleConv(3, 4), torch.randn(2, 3, 5, 7)
     layer.conv.bias.data.normal_()  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_upsample_conv_equals_upsampling_then_convolution() -> None:
     torch.testing.assert_close(both[1], call(seeds[1], bias[1]))
 
 
-def test_untrained_encoder_is_sensitive_to_a_few_pixels() -> None:
+def test_untrained_encoder_tells_mostly_black_images_apart() -> None:
     """The background must not hide the differences between images: otherwise the latents would not encode them for
     hundreds of updates."""
     model = world(ArraySpec((3, 14, 14), "uint8"), SIZES["200k"])
@@ -181,7 +181,7 @@ def test_observations_other_than_images_and_vectors_are_rejected(observation: Ar
         world(observation)
 
 
-def test_zero_initialised_heads_and_named_sizes() -> None:
+def test_zero_scale_head_is_zero_and_sizes_match_their_names() -> None:
     assert not head(8, 4, 1, 3, scale=0.0)[-1].weight.any()
     for name, millions in {"12m": 12, "25m": 25, "50m": 50, "100m": 100, "200m": 200}.items():
         sizes = SIZES[name]

@@ -44,7 +44,7 @@ def key(seed: int = 0) -> Tensor:
 
 
 @every
-def test_methods_have_consistent_shapes_dtypes_and_values(dist: Distribution) -> None:
+def test_samples_have_the_shape_dtype_and_log_prob_of_their_distribution(dist: Distribution) -> None:
     out = outputs(dist, 5, 3)
     action, log_prob = dist.sample_and_log_prob(out, key())
     event = () if isinstance(dist, Categorical) else (3,) if dist.discrete else (2,)
@@ -244,7 +244,7 @@ def test_continuous_distributions_reject_a_mask() -> None:
         SquashedGaussian(2).sample(torch.zeros(1, 4), key(), torch.ones(1, 4, dtype=torch.bool))
 
 
-def test_for_action_picks_the_distribution_of_the_space() -> None:
+def test_for_action_chooses_the_distribution_for_the_space() -> None:
     box = ActionSpec("box", shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
     endless = ActionSpec("box", shape=(1,), low=(-math.inf,), high=(math.inf,))
     assert for_action(ActionSpec("discrete", nvec=(5,))) == Categorical(5)

@@ -75,7 +75,7 @@ def test_balanced_kl_with_free_nats_and_stopped_gradients() -> None:
 
 
 @pytest.mark.parametrize("q", [0.0, 0.05, 0.5, 0.95, 1.0])
-def test_masked_quantile_matches_numpy(q: float) -> None:
+def test_masked_quantile_equals_numpy(q: float) -> None:
     x, mask = torch.randn(3, 41, generator=G), torch.rand(3, 41, generator=G) < 0.6
     expected = [np.quantile(row[keep].numpy(), q) for row, keep in zip(x, mask)]
     found = torch.vmap(lambda a, m: masked_quantile(a, m, q))(x, mask)
@@ -112,7 +112,7 @@ def test_laprop_equals_a_scalar_reference() -> None:
         torch.testing.assert_close(params, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-def test_laprop_with_zero_gradients_does_not_move() -> None:
+def test_laprop_does_not_move_on_zero_gradients() -> None:
     optimizer, params = Optimizer("laprop", eps=1e-20), torch.ones(2)
     moved, _ = optimizer.update(torch.zeros(2), optimizer.init(params), params, 0.1)
     assert torch.equal(moved, params)

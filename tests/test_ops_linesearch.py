@@ -30,7 +30,7 @@ def test_first_iterate_is_the_exact_line_search_along_b() -> None:
     assert conjugate_gradient(lambda v: matrix @ v, b, iterations=1).tolist() == [0.5, 0.5]  # b.b / b.Ab = 2 / 4
 
 
-def test_solution_stays_fixed_after_convergence_and_for_zero() -> None:
+def test_conjugate_gradient_does_not_move_after_convergence() -> None:
     matrix, b = spd(4, 1), torch.randn(4, dtype=torch.float64)
     many = conjugate_gradient(lambda v: matrix @ v, b, iterations=60)
     torch.testing.assert_close(many, torch.linalg.solve(matrix, b), rtol=1e-4, atol=1e-5)
@@ -45,7 +45,7 @@ def test_tolerance_stops_early() -> None:
     assert torch.equal(coarse, torch.zeros_like(b))  # the initial residual is already below the tolerance
 
 
-def test_vmap_stops_each_system_on_its_own() -> None:
+def test_vmap_stops_each_system_at_its_own_convergence() -> None:
     matrices = torch.stack([torch.eye(4, dtype=torch.float64), spd(4, 3)])  # the first converges after one step
     b = torch.randn(2, 4, dtype=torch.float64)
 

@@ -23,7 +23,7 @@ def test_symlog_symexp_values_and_round_trip() -> None:
 
 
 @pytest.mark.parametrize("function", [twohot.symlog, twohot.symexp])
-def test_slope_at_zero_is_one(function) -> None:
+def test_symlog_and_symexp_have_slope_one_at_zero(function) -> None:
     gradient = torch.vmap(torch.func.grad(function))(torch.tensor([0.0, 1.0, -1.0]))
     away = 0.5 if function is twohot.symlog else math.e
     torch.testing.assert_close(gradient, torch.tensor([1.0, away, away]))

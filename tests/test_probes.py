@@ -55,21 +55,21 @@ def one_hot(t: int, horizon: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("algo", RECIPES)
-def test_truncation_bootstraps(algo: str, tmp_path: Path) -> None:
+def test_time_limit_is_not_the_end(algo: str, tmp_path: Path) -> None:
     """Reward 1 at every step, truncated after ten steps: the value is 1 / (1 - gamma) = 10, not 6.5 (ten steps)."""
     agent = trained(algo, "ConstantReward", tmp_path, horizon=10, ending="truncated")
     assert agent.value(np.ones(1, np.float32)) == pytest.approx(1.0 / (1.0 - GAMMA), rel=0.05)
 
 
 @pytest.mark.parametrize("n_step", [3])
-def test_truncation_bootstraps_with_n_step_and_priorities(n_step: int, tmp_path: Path) -> None:
+def test_time_limit_is_not_the_end_with_n_step_and_priorities(n_step: int, tmp_path: Path) -> None:
     options = {"n_step": n_step, "prioritized": True, "double": True, "dueling": True}
     agent = trained("dqn", "ConstantReward", tmp_path, kwargs=options, horizon=10, ending="truncated")
     assert agent.value(np.ones(1, np.float32)) == pytest.approx(1.0 / (1.0 - GAMMA), rel=0.05)
 
 
 @pytest.mark.parametrize("algo", RECIPES)
-def test_termination_does_not_bootstrap(algo: str, tmp_path: Path) -> None:
+def test_termination_is_the_end(algo: str, tmp_path: Path) -> None:
     agent = trained(algo, "ConstantReward", tmp_path, steps=1.5, horizon=10, ending="terminated")
     for t in (0, 5, 9):
         expected = (1.0 - GAMMA ** (10 - t)) / (1.0 - GAMMA)
@@ -84,7 +84,7 @@ def test_delayed_reward_is_discounted_back(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", RECIPES)
-def test_the_rewarded_action_is_learned(algo: str, tmp_path: Path) -> None:
+def test_action_that_pays_is_learned(algo: str, tmp_path: Path) -> None:
     agent = trained(algo, "ActionReward", tmp_path, kwargs={"ent_coef": 0.01} if algo == "sac" else None)
     for sign in (1.0, -1.0):
         action = agent.predict(np.array([sign], np.float32))

@@ -63,7 +63,7 @@ def test_compiled_bits_equal_eager() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_samples_follow_their_distributions(seed: int) -> None:
+def test_uniform_normal_and_gumbel_draws_have_their_distribution(seed: int) -> None:
     key = rng.key_from_seed(seed, 4)
     u, z, g = rng.uniform(key, (N,)), rng.normal(key, (N,)), rng.gumbel(key, (N,))
     assert float(u.min()) >= 0.0
@@ -110,14 +110,14 @@ def test_randint_stays_in_bounds_and_is_uniform(high: int) -> None:
     assert torch.equal(x, rng.randint(rng.key_from_seed(5), (N,), torch.tensor(high)))
 
 
-def test_permutation_is_valid_and_every_position_is_equally_likely() -> None:
+def test_permutations_hold_every_index_once_and_are_uniform() -> None:
     orders = torch.stack([rng.permutation(rng.key_from_seed(i), 6) for i in range(3000)])
     assert torch.equal(orders.sort(-1).values, torch.arange(6).expand(3000, 6))
     for place in range(6):
         assert stats.chisquare(np.bincount(orders[:, place].numpy(), minlength=6)).pvalue > 1e-4
 
 
-def test_permutations_drawn_ahead_equal_those_of_their_steps() -> None:
+def test_minibatch_orders_drawn_ahead_equal_those_drawn_at_their_step() -> None:
     keys = [rng.fold_int(rng.fold_int(-7, 4), step) for step in range(5)]
     together = rng.permutations_int(keys, 100)
     assert all(np.array_equal(row, rng.permutation(torch.tensor(key), 100)) for key, row in zip(keys, together))
