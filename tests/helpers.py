@@ -262,7 +262,7 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     if loop == "evolution":  # a row is a direction, with the returns of its two members
         net = algorithm.nets["policy"]
         return {
-            "noise": normal(size, net.size) * net.used, "returns": 10.0 * normal(size, 2),
+            "noise": normal(size, net.size) * net.parameter_mask, "returns": 10.0 * normal(size, 2),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")

@@ -1,5 +1,5 @@
-"""Action masks from the environment to the update: a forbidden action is never taken, probabilities are those of the
-allowed ones renormalised, and a mask that allows nothing is named."""
+"""Action masks, from the environment to the update: forbidden actions are never taken, the probabilities of allowed
+actions are renormalised, and a mask that allows no action raises an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACES = [(0, 0, 0), (0, 0, 1)]
 
 
 class Masked(gym.Env[Any, Any]):
-    """A random set of actions is allowed at each step; any other one is an error here. Episodes end with no action."""
+    """Allows a random set of actions at each step and raises on any other. The final mask of an episode is empty."""
 
     def __init__(self, where: str = "obs", nvec: tuple[int, ...] = (4,), empty_at: int = -1) -> None:
         self.where, self.nvec, self.empty_at, self.t = where, nvec, empty_at, 0
@@ -69,7 +69,7 @@ class Masked(gym.Env[Any, Any]):
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize(("where", "nvec"), [("obs", (4,)), ("info", (4,)), ("info", (3, 2))])
 def test_forbidden_actions_are_never_taken(name: str, where: str, nvec: tuple[int, ...], tmp_path: Path) -> None:
-    """The environment itself refuses them: in training, in evaluation, by predict."""
+    """The environment itself raises on forbidden actions, in training, evaluation and predict."""
 
     def make() -> gym.Env[Any, Any]:
         return Masked(where, nvec)
@@ -106,26 +106,26 @@ def test_predict_refuses_a_missing_or_empty_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["obs", "info"])
-def test_mask_without_a_legal_action_is_named(where: str, tmp_path: Path) -> None:
+def test_mask_without_an_allowed_action_is_reported(where: str, tmp_path: Path) -> None:
     config = config_for("ppo", tmp_path, num_envs=2)
     with pytest.raises(EnvError, match=r"make, sub-environment 0 \(episode 0, step 3\).*allows no action"):
-        Trainer(config, env=_named(where), progress=False).run()
+        Trainer(config, env=make_empty_mask_env(where), progress=False).run()
 
 
-def _named(where: str) -> Any:
+def make_empty_mask_env(where: str) -> Any:
     def make() -> gym.Env[Any, Any]:
         return Masked(where, empty_at=3)
 
     return make
 
 
-def test_mask_of_another_length_is_refused() -> None:
+def test_mask_of_the_wrong_length_is_rejected() -> None:
     class Short(Masked):
         def __init__(self) -> None:
             super().__init__()
             self.action_space = gym.spaces.Discrete(5)
 
-    with pytest.raises(UserError, match=r"Short: the action_mask has 4 entries; Discrete\(5\) needs 5"):
+    with pytest.raises(UserError, match=r"Short: the action_mask has 4 entries, but Discrete\(5\) needs 5"):
         SyncVectorEnv(Short, PLACES, masks=True)
 
 
@@ -136,10 +136,10 @@ def test_spec_separates_the_mask_only_when_asked() -> None:
     assert EnvSpec.from_json(spec.to_json()) == spec
     plain = make_vector_env(Masked, seeds=[0], num_envs=2).spec
     assert not plain.masked
-    assert plain.obs_dim == 7  # a mask that nobody asked for is an observation like any other
+    assert plain.obs_dim == 7  # without masks=True, the mask is part of the observation
 
 
-def test_masks_survive_saving_the_environments() -> None:
+def test_masks_are_restored_with_the_environments() -> None:
     first, second = (SyncVectorEnv(lambda: Masked("info"), PLACES, masks=True) for _ in range(2))
     obs: Any = first.reset()
     for _ in range(4):
@@ -155,7 +155,7 @@ ON_POLICY = [name for name in MASKED if registry.entry(name).loop == "on_policy"
 
 @pytest.mark.parametrize("name", [name for name in ON_POLICY if not registry.entry(name).load().recurrent])
 def test_update_sees_the_renormalised_policy(name: str) -> None:
-    """Log-probabilities of the batch, and the entropy of the update, against SciPy on the allowed logits alone."""
+    """The batch's log-probabilities and the update's entropy, compared with SciPy on the allowed logits."""
     spec = SyncVectorEnv(Masked, PLACES, masks=True).spec
     algorithm = registry.entry(name).load()(spec, num_envs=2, **_small(name))
     state = algorithm.init_state(0)

@@ -18,7 +18,7 @@ from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
-from rl_training.ops.ranking import centred_ranks, largest
+from rl_training.ops.ranking import centred_ranks, top_k_mask
 from rl_training.ops.running_stats import merge_moments, update_moments
 from rl_training.registry import entry
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
@@ -53,7 +53,7 @@ def test_largest_breaks_ties_by_place(k: int) -> None:
     g = np.random.default_rng(k)
     x, valid = g.integers(0, 4, 15).astype(np.float32), g.random(15) < 0.8
     order = sorted(np.flatnonzero(valid), key=lambda i: (-x[i], i))[:k]
-    assert largest(torch.from_numpy(x), k, torch.from_numpy(valid)).nonzero().flatten().tolist() == sorted(order)
+    assert top_k_mask(torch.from_numpy(x), k, torch.from_numpy(valid)).nonzero().flatten().tolist() == sorted(order)
 
 
 def test_merged_moments_are_those_of_all_states() -> None:
@@ -133,10 +133,10 @@ def test_members_are_antithetic_pairs() -> None:
     algorithm = make_algorithm("openai_es", n_delta=3, delta_std=0.25)
     state, noise = algorithm.init_state(0), algorithm.noise(KEY)
     assert noise.shape == (3, algorithm.nets["policy"].size)
-    used = noise[:, algorithm.nets["policy"].used > 0]
+    used = noise[:, algorithm.nets["policy"].parameter_mask > 0]
     assert abs(float(used.mean())) < 0.3
     assert float(used.std()) == pytest.approx(1.0, abs=0.1)
-    assert (noise[:, algorithm.nets["policy"].used == 0] == 0).all()  # the gaps stay empty
+    assert (noise[:, algorithm.nets["policy"].parameter_mask == 0] == 0).all()  # the gaps stay empty
     members = algorithm.members(state, noise, torch.tensor([0, 1, 4, 5, -1]))
     theta = state.params["policy"]
     for pair, direction in ((0, 0), (2, 2)):

@@ -236,5 +236,5 @@ def test_bad_input() -> None:
         MLPFQFNetwork(4, 2, num_quantiles=0)
     with pytest.raises(UserError, match="fqf needs a discrete action space"):
         FQF(spec_for("sac", "box"))
-    with pytest.raises(UserError, match="needs a network that gives quantiles at proposed fractions"):
+    with pytest.raises(UserError, match="needs a network that returns quantiles at proposed fractions"):
         FQF(q_network=MLPIQNNetwork(4, 2))

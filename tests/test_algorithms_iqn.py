@@ -151,5 +151,5 @@ def test_bad_input() -> None:
         MLPIQNNetwork(4, 2, num_cosines=0)
     with pytest.raises(UserError, match="iqn needs a discrete action space"):
         IQN(spec_for("sac", "box"))
-    with pytest.raises(UserError, match="needs a network that gives quantiles at given fractions"):
+    with pytest.raises(UserError, match="needs a network that returns quantiles at given fractions"):
         IQN(q_network=MLPQRQNetwork(4, 2))

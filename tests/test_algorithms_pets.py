@@ -12,7 +12,7 @@ from helpers import OBS_DIM, batch_for, make_algorithm
 from rl_training.errors import UserError
 from rl_training.models.dynamics import Prediction
 from rl_training.ops import rng
-from rl_training.ops.planning import CEM, colouring, shifted
+from rl_training.ops.planning import CEM, noise_colouring_matrix, shift_plan
 
 KEY = rng.key_from_seed(6)
 
@@ -43,20 +43,20 @@ def test_one_iteration_by_hand() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 2, 7, 12])
 def test_coloured_noise(horizon: int) -> None:
-    matrix = colouring(horizon, 2.0)
+    matrix = noise_colouring_matrix(horizon, 2.0)
     assert matrix.shape == (horizon, horizon)
     torch.testing.assert_close(matrix.square().sum(0), torch.ones(horizon))  # variance 1 at each time
     if horizon > 2:
 
         def neighbours(beta: float) -> float:
-            covariance = colouring(horizon, beta).T @ colouring(horizon, beta)
+            covariance = noise_colouring_matrix(horizon, beta).T @ noise_colouring_matrix(horizon, beta)
             return float(torch.diagonal(covariance, 1).mean())
 
         assert neighbours(3.0) > neighbours(1.0) > 0.2  # redder is smoother
 
 
 def test_shift() -> None:
-    assert shifted(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist() == [2.0, 3.0, 3.0]
+    assert shift_plan(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist() == [2.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize("sampling", ["ts1", "tsinf"])
@@ -112,7 +112,7 @@ def test_the_plan_is_carried_on() -> None:
     carry, action, _ = pets.select_action(state, pets.init_carry(len(obs)), obs, KEY, explore=True)
     plan, _ = pets.plan(state, obs, pets.init_carry(len(obs))["plan"], KEY)
     assert torch.equal(action, plan[:, 0])
-    assert torch.equal(carry["plan"], shifted(plan))
+    assert torch.equal(carry["plan"], shift_plan(plan))
     assert action.abs().max() <= 1.0
 
 

@@ -133,7 +133,7 @@ def test_bad_input() -> None:
         MLPQRQNetwork(4, 2, num_quantiles=0)
     with pytest.raises(UserError, match="qr_dqn needs a discrete action space"):
         QRDQN(spec_for("sac", "box"))
-    with pytest.raises(UserError, match="needs a network that gives quantiles per action"):
+    with pytest.raises(UserError, match="needs a network that returns quantiles per action"):
         QRDQN(q_network=MLPIQNNetwork(4, 2))
     with pytest.raises(UserError, match="num_quantiles = 9, but the network that was handed in has 8"):
         QRDQN(q_network=MLPQRQNetwork(4, 2, num_quantiles=8), num_quantiles=9)

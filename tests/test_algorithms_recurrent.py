@@ -230,7 +230,7 @@ def test_own_network_and_memory_outside_a_run() -> None:
     assert not torch.equal(algorithm.memory.carry, carry)
     assert (algorithm.act(obs, deterministic=True, episode_start=True) == first).all()
     torch.testing.assert_close(algorithm.memory.carry, carry)
-    with pytest.raises(UserError, match="one value, from what it remembers, per action"):
+    with pytest.raises(UserError, match="returns one recurrent value per action"):
         DRQN(q_network=MLPQNetwork(2, 3))
 
 

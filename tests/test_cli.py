@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, where, and the exit status."""
+"""The command line from the user's side: what it prints, where, and the exit status."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cli(capsys):
 
 
 def bad(result: Result, *words: str) -> None:
-    """One sentence on stderr, nothing on stdout, status 2."""
+    """Assert one sentence on stderr that contains the words, nothing on stdout, and exit status 2."""
     assert result.status == 2, result
     assert result.out == ""
     assert len(result.err.splitlines()) == 1, result.err
@@ -53,13 +53,13 @@ def bad(result: Result, *words: str) -> None:
 # --- start-up -----------------------------------------------------------------------------------------------
 
 
-def test_help_answers_at_once():
+def test_help_takes_less_than_half_a_second():
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([*RL_TRAINING, "--help"], capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # Processor time: the wait on an idle machine, whatever else runs beside the tests.
+        # CPU time: how long it takes on an idle machine, whatever else is running.
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5, times
     names = "train eval record resume sweep tune tune-report plan lint-env predict export report leaderboard compare"
@@ -78,13 +78,13 @@ def test_help_answers_at_once():
         (["train", "--config", "ppo/cartpole", "--set", "eval_interval=x"], 2),
     ],
 )
-def test_torch_is_not_imported_where_it_is_not_needed(argv, status):
+def test_torch_is_imported_only_when_needed(argv, status):
     code = f"import sys; from rl_training.cli import main; s = main({argv!r}); print('torch' in sys.modules, s)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"False {status}"
 
 
-def test_version_and_no_command(cli):
+def test_version_and_help_without_a_command(cli):
     assert cli("--version").out.startswith("rl-training ")
     assert cli().status == 0
 
@@ -140,13 +140,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(("argv", "words"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
-def test_bad_input_is_one_sentence_and_leaves_nothing(cli, argv, words, tmp_path, monkeypatch):
+def test_bad_input_prints_one_sentence_and_writes_nothing(cli, argv, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bad(cli(*argv), *words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_dir_that_cannot_be_written(cli, tmp_path):
+def test_unwritable_output_dir_is_reported(cli, tmp_path):
     (tmp_path / "file").write_text("x")
     bad(cli("train", *PPO, "-n", 64, "-o", tmp_path / "file"), str(tmp_path / "file"))
 
@@ -154,7 +154,7 @@ def test_output_dir_that_cannot_be_written(cli, tmp_path):
 # --- train --------------------------------------------------------------------------------------------------
 
 
-def test_train_json_is_one_object_and_the_summary(cli, tmp_path):
+def test_train_json_prints_the_summary_as_one_object(cli, tmp_path):
     result = cli("train", *PPO, "-n", "256", "--seed", "7", "-o", tmp_path, "--json")
     assert result.status == 0
     summary = json.loads(result.out)
@@ -173,8 +173,8 @@ def test_train_json_is_one_object_and_the_summary(cli, tmp_path):
         assert word in result.err
 
 
-def test_what_others_print_does_not_reach_the_one_object(cli, tmp_path, monkeypatch):
-    """Environments and libraries (pygame's greeting) print as they like."""
+def test_prints_of_libraries_do_not_mix_with_the_json_object(cli, tmp_path, monkeypatch):
+    """Environments and libraries may print at any time, like pygame's greeting."""
     run = trainer.Trainer.run
 
     def noisy(self):
@@ -188,7 +188,7 @@ def test_what_others_print_does_not_reach_the_one_object(cli, tmp_path, monkeypa
     assert "Hello from a library" in cli("train", *PPO, "-n", "64", "-o", tmp_path).out
 
 
-def test_no_hint_for_a_preset_or_where_none_exists(cli, tmp_path):
+def test_no_hint_with_a_preset_or_without_one_to_suggest(cli, tmp_path):
     preset = cli("train", "--config", "ppo/cartpole", *FAST, "-n", "256", "-o", tmp_path)
     other = cli("train", *PPO, "--env", "MountainCar-v0", "-n", "64", "-o", tmp_path)
     assert (preset.status, other.status) == (0, 0)
@@ -216,7 +216,7 @@ def test_set_reaches_every_level():
     hyper = config.hyper()
     assert (hyper.learning_rate.start, hyper.gamma, hyper.hidden_sizes) == (1e-4, 0.5, (8, 8))
     assert hyper.exploration_fraction == 0.1
-    assert hyper.batch_size == 128  # the preset's other settings stay
+    assert hyper.batch_size == 128  # other settings of the preset are unchanged
 
 
 def test_set_uses_the_settings_of_the_chosen_algorithm():
@@ -226,8 +226,8 @@ def test_set_uses_the_settings_of_the_chosen_algorithm():
         options.build_config("dqn/cartpole", settings=["clip_range=0.3"])
 
 
-def test_numbers_with_an_exponent_are_numbers_in_files_too(tmp_path):
-    """YAML 1.1 takes 1e3 for text."""
+def test_numbers_with_an_exponent_work_in_files(tmp_path):
+    """YAML 1.1 reads 1e3 as a string."""
     file = tmp_path / "config.yaml"
     file.write_text(
         "algo: dqn\nenv_id: CartPole-v1\ntotal_timesteps: 1e3\ntags: {run: '1e3'}\n"
@@ -238,7 +238,7 @@ def test_numbers_with_an_exponent_are_numbers_in_files_too(tmp_path):
     assert (config.hyper().learning_rate.start, config.hyper().buffer_size) == (1e-3, 2500)
 
 
-def test_seed_options_replace_those_of_the_file(tmp_path):
+def test_seed_options_override_the_file(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("algo: ppo\nenv_id: CartPole-v1\ntotal_timesteps: 10\nseeds: [5, 6]\n")
     assert options.build_config(str(file), seed=2).all_seeds == (2,)
@@ -249,7 +249,7 @@ def test_seed_options_replace_those_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "count"), [("50000", 50_000), ("50_000", 50_000), ("5e4", 50_000), ("1.5M", 1_500_000)]
 )
-def test_counts_are_written_in_several_ways(text, count):
+def test_step_counts_have_several_notations(text, count):
     assert options.parse_count(text) == count
 
 
@@ -257,16 +257,16 @@ def test_counts_are_written_in_several_ways(text, count):
 
 
 @pytest.mark.parametrize("preset", registry.presets())
-def test_config_prints_what_it_reads(preset, tmp_path):
+def test_config_output_is_a_valid_config(preset, tmp_path):
     resolved = make_config(preset).resolved()
     text = as_yaml(resolved)
     assert TrainConfig(**yaml.safe_load(text)) == resolved
     assert set(yaml.safe_load(text)) == set(TrainConfig.model_fields)
     for field in registry.entry(resolved.algo).load().Hyper.model_fields:
-        assert f"\n  {field}:" in text  # a mapping stands below its key
+        assert f"\n  {field}:" in text
 
 
-def test_config_keeps_odd_texts(cli, tmp_path):
+def test_config_preserves_unusual_strings(cli, tmp_path):
     odd = {"a": "line\nbreak # no comment", "b": "ünï: [x]", "c": "- dash"}
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump({"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 10, "tags": odd}))
@@ -301,7 +301,7 @@ def raising(error: BaseException):
         (KeyError("x" * 10_000), 1, "unexpected KeyError"),
     ],
 )
-def test_what_goes_wrong_inside_ends_with_the_right_status(cli, tmp_path, monkeypatch, error, status, words):
+def test_exceptions_map_to_exit_status_and_message(cli, tmp_path, monkeypatch, error, status, words):
     monkeypatch.setattr(trainer.Trainer, "run", raising(error))
     result = cli("train", *PPO, "-n", 64, "-o", tmp_path, "-e", "MountainCar-v0")
     assert result.status == status
@@ -311,7 +311,7 @@ def test_what_goes_wrong_inside_ends_with_the_right_status(cli, tmp_path, monkey
     assert result.out == ""
 
 
-def test_the_traceback_of_a_bug_is_kept_or_shown(cli, tmp_path, monkeypatch):
+def test_traceback_of_an_unexpected_error_is_saved_or_shown(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.Trainer, "run", raising(KeyError("lost")))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     argv = ["train", *PPO, "-n", "64", "-o", tmp_path / "runs"]
@@ -326,7 +326,7 @@ def test_the_traceback_of_a_bug_is_kept_or_shown(cli, tmp_path, monkeypatch):
     assert list(tmp_path.glob("rl-training-*.log")) == [log]
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     code = "import sys; from rl_training.cli import main; sys.exit(main(['list', '--json']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

@@ -1,4 +1,4 @@
-"""`rl-training dataset`: make, inspect, convert, and what they refuse."""
+"""`rl-training dataset`: make, inspect, convert, and bad input."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_make_inspect_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("make", "-o", "x.npz", "--level", "mediun", "--env", "Pendulum-v1"), "Did you mean 'medium'"),
         (("make", "-o", "x.npz", "--level", "medium", "--env", "Acrobot-v1"), "no agent is known"),
         (("make", "-o", "x.npz"), "give env_id"),
-        (("make", "-o", ".", "--env", "Pendulum-v1"), "exists already"),
+        (("make", "-o", ".", "--env", "Pendulum-v1"), "already exists"),
     ],
 )
-def test_refusals(
+def test_bad_input_is_rejected(
     words: tuple[str, ...],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -68,7 +68,7 @@ def test_refusals(
 
 
 @pytest.mark.parametrize("level", ["random", "medium", "medium-replay", "expert", "medium-expert"])
-def test_levels_are_recipes(level: str) -> None:
+def test_every_level_is_a_valid_recipe(level: str) -> None:
     DatasetRecipe(**level_recipe(level, "Pendulum-v1", 1000))
     with pytest.raises(UserError, match="Levels"):
         level_recipe("x" + level, "Pendulum-v1")

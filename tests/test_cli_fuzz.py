@@ -1,4 +1,4 @@
-"""Hundreds of wrong configs and command lines: a valid run, or one line that names the key. Never a traceback."""
+"""Hundreds of random configs and command lines: each runs, or prints one line that names the key. Never a traceback."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HOSTILE = {
 
 
 def check(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
-    """Run a command; its error line, or None when it went well."""
+    """Run a command and return its error line, or None if it succeeded."""
     capsys.readouterr()
     status = main(argv)
     out, err = capsys.readouterr()
@@ -78,7 +78,7 @@ def mutated(algo: str, key: str, value: Any) -> dict[str, Any]:
     return {**config, "algo_kwargs": {key: value}}
 
 
-def test_every_field_with_wrong_values_names_the_field(capsys, tmp_path, monkeypatch):
+def test_errors_name_the_field_with_the_wrong_value(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chance = random.Random(1)
     refused = 0
@@ -89,7 +89,7 @@ def test_every_field_with_wrong_values_names_the_field(capsys, tmp_path, monkeyp
                 Path("c.yaml").write_text(yaml.safe_dump(mutated(algo, key, value)))
                 line = check(["config", "--config", "c.yaml"], capsys)
                 refused += line is not None
-                keys_in = [key, *value] if isinstance(value, dict) else [key]  # an inner key says it more precisely
+                keys_in = [key, *value] if isinstance(value, dict) else [key]  # an inner key is more precise
                 pattern = "|".join(re.escape(str(name)) or "''" for name in keys_in)  # "algorithm" names algo
                 named = re.search(f"(?<![A-Za-z_])({pattern})", line or "")
                 assert line is None or named, (key, value, line)
@@ -98,7 +98,7 @@ def test_every_field_with_wrong_values_names_the_field(capsys, tmp_path, monkeyp
 
 @pytest.fixture
 def no_training(monkeypatch):
-    """Trainers are built, which is where bad values show, but do not train."""
+    """Trainers are constructed, where bad values raise, but do not train."""
 
     def run(self: trainer.Trainer) -> trainer.TrainResult:
         self.envs.close()
@@ -141,11 +141,11 @@ WORDS = [
 ]  # fmt: skip
 
 
-def test_random_command_lines(capsys, tmp_path, monkeypatch, no_training):
+def test_random_command_lines_never_show_a_traceback(capsys, tmp_path, monkeypatch, no_training):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - `--obs -` reads it
     monkeypatch.setattr("rl_training.experiment.tools.verify.verify", lambda algo, **_: {"algo": algo, "results": []})
-    monkeypatch.setattr("rl_training.cli.boundary.DEBUG", "--no-such-debug")  # it would print the traceback we look for
+    monkeypatch.setattr("rl_training.cli.boundary.DEBUG", "--no-such-debug")  # --debug would print a traceback
     chance = random.Random(3)
     refused = 0
     for _ in range(300):
@@ -157,14 +157,14 @@ def test_random_command_lines(capsys, tmp_path, monkeypatch, no_training):
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("command", ["config", "train"])
-def test_hostile_files(capsys, tmp_path, monkeypatch, name, command):
+def test_hostile_files_are_rejected(capsys, tmp_path, monkeypatch, name, command):
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(HOSTILE[name], encoding="utf-8")
     assert check([command, "--config", "c.yaml"], capsys) is not None
     assert os.listdir() == ["c.yaml"]
 
 
-def test_files_that_are_none(capsys, tmp_path, monkeypatch):
+def test_paths_that_are_not_files_are_rejected(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("binary").write_bytes(b"\xff\xfe\x00\x80" * 100)
     Path("folder").mkdir()
@@ -185,8 +185,8 @@ def test_files_that_are_none(capsys, tmp_path, monkeypatch):
         assert line is not None, name
 
 
-def test_real_processes(tmp_path):
-    """What pytest's capture could hide: encodings, exit statuses of the interpreter, output after the end."""
+def test_errors_in_real_processes(tmp_path):
+    """Things that pytest's capture could hide: encodings, the interpreter's exit status, output at exit."""
     (tmp_path / "c.yaml").write_text(HOSTILE["object"])
     lines: list[list[str]] = [
         ["config", "--config", "c.yaml"],
@@ -207,8 +207,8 @@ def test_real_processes(tmp_path):
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-def test_values_survive_the_way_through_set(capsys):
-    """What `--set` accepts comes out of `config` unchanged."""
+def test_set_round_trips_values(capsys):
+    """Values given to `--set` appear unchanged in the output of `config`."""
     chance = random.Random(4)
     for _ in range(60):
         value = [chance.choice([1, -2.5, 1e-7, True, None, "a b", "é"]) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The commands that use runs: eval, predict, resume, interrupts; and those that look around: list, verify, doctor."""
+"""Commands that use runs (eval, predict, resume, interrupts) and those that do not (list, verify, doctor)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cli(capsys):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A finished run of one seed and a study of two."""
+    """A finished run with one seed, and a study with two."""
     root = tmp_path_factory.mktemp("runs")
     assert main(["train", *PPO, "-n", "256", "-o", str(root / "one")]) == 0
     assert main(["train", *PPO, "-n", "256", "-o", str(root / "two"), "--seeds", "3-4"]) == 0
@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
 # --- eval, predict, resume ----------------------------------------------------------------------------------
 
 
-def test_eval_repeats_itself_and_has_all_seeds(cli, runs):
+def test_eval_is_repeatable_and_covers_all_seeds(cli, runs):
     first = json.loads(cli("eval", "--checkpoint", runs["two"], "-n", 3, "--json").out)
     again = json.loads(cli("eval", "--checkpoint", runs["two"], "-n", 3, "--json").out)
     other = json.loads(cli("eval", "--checkpoint", runs["two"], "-n", 3, "--seed", 9, "--json").out)
@@ -63,13 +63,13 @@ def test_eval_of_the_best_checkpoint(cli, runs):
     assert Path(best["checkpoint"]).name.startswith("best_")
 
 
-def test_eval_in_an_environment_that_does_not_fit(cli, runs):
+def test_env_with_other_spaces_is_rejected(cli, runs):
     bad(cli("eval", "--checkpoint", runs["one"], "--env", "Pendulum-v1"), "--env Pendulum-v1", "CartPole-v1")
     bad(cli("eval", "--checkpoint", runs["one"], "--env", "Nope-v1"), "Nope-v1")
     bad(cli("resume", "--run", runs["one"], "-n", 999, "--env", "Acrobot-v1"), "--env Acrobot-v1")
 
 
-def test_eval_of_a_damaged_run_says_so(cli, tmp_path):
+def test_eval_warns_about_a_damaged_checkpoint(cli, tmp_path):
     assert cli("train", *PPO, "-n", 256, "-o", tmp_path, "-s", "checkpoint_interval=128").status == 0
     run = next(tmp_path.iterdir())
     newest = run / "checkpoints" / "step_000000000256" / "state.safetensors"
@@ -81,7 +81,7 @@ def test_eval_of_a_damaged_run_says_so(cli, tmp_path):
     assert "damaged" in result.err
 
 
-def test_eval_video(cli, runs, tmp_path, monkeypatch):
+def test_eval_writes_videos(cli, runs, tmp_path, monkeypatch):
     pytest.importorskip("moviepy")
     pytest.importorskip("pygame")
     result = cli("eval", "--checkpoint", runs["two"], "-n", 2, "--video", tmp_path / "v", "--json")
@@ -91,18 +91,18 @@ def test_eval_video(cli, runs, tmp_path, monkeypatch):
     assert json.loads(result.out)["episodes"] == 4
 
 
-def test_record_is_eval_with_a_video(cli, runs, tmp_path, monkeypatch):
+def test_record_needs_moviepy_and_a_checkpoint(cli, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     bad(cli("record", "--checkpoint", runs["one"], "--video", tmp_path / "v"), "pip install moviepy")
     bad(cli("record", "--checkpoint", "nowhere"), "nowhere")
 
 
-def test_eval_video_without_moviepy(cli, runs, tmp_path, monkeypatch):
+def test_eval_video_needs_moviepy(cli, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     bad(cli("eval", "--checkpoint", runs["one"], "--video", tmp_path / "v"), "pip install moviepy")
 
 
-def test_predict_is_the_agents_action(cli, runs, monkeypatch):
+def test_predict_prints_the_agents_action(cli, runs, monkeypatch):
     obs = [[0.1, 0.0, -0.2, 0.0], [-1.0, 2.0, 0.1, -3.0]]
     expected = Agent.load(runs["one"], device="cpu").predict(obs).tolist()
     assert json.loads(cli("predict", "--checkpoint", runs["one"], "--obs", json.dumps(obs)).out) == expected
@@ -112,7 +112,7 @@ def test_predict_is_the_agents_action(cli, runs, monkeypatch):
     assert json.loads(cli("predict", "--checkpoint", runs["one"], "--obs", "-").out) == expected
 
 
-def test_stochastic_predictions_differ_from_call_to_call(cli, runs):
+def test_stochastic_predictions_differ_between_calls(cli, runs):
     obs = json.dumps([[0.0, 0.0, 0.0, 0.0]] * 64)
     draws = {cli("predict", "--checkpoint", runs["one"], "--obs", obs, "--stochastic").out for _ in range(3)}
     assert len(draws) == 3
@@ -126,11 +126,11 @@ def test_stochastic_predictions_differ_from_call_to_call(cli, runs):
         ("[1,\n2,\nx]", "line 3"), ("1" * 5000, "--obs"),
     ],
 )  # fmt: skip
-def test_predict_of_something_else(cli, runs, obs, word):
+def test_predict_rejects_bad_observations(cli, runs, obs, word):
     bad(cli("predict", "--checkpoint", runs["one"], "--obs", obs), word)
 
 
-def test_resume_goes_on_where_the_run_ended(cli, tmp_path):
+def test_resume_continues_where_the_run_ended(cli, tmp_path):
     assert cli("train", *PPO, "-n", 256, "-o", tmp_path).status == 0
     run = next(tmp_path.iterdir())
     bad(cli("resume", "--run", run), "256", "--total-timesteps")
@@ -190,7 +190,7 @@ def test_on_a_terminal_the_display_is_live_and_stdout_stays_clean(tmp_path):
 # --- list, verify, doctor -----------------------------------------------------------------------------------
 
 
-def test_list(cli, tmp_path, monkeypatch):
+def test_list_shows_verified_results_and_presets(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     row = {"algo": "dqn", "env_id": "CartPole-v1", "score": 499.6, "threshold": 475, "passed": True}
@@ -203,7 +203,7 @@ def test_list(cli, tmp_path, monkeypatch):
     assert rows["dqn"]["verified"][0]["score"] == 499.6
     assert rows["ppo"]["verified"] == []
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")  # without results of its own: those that came with the library
+    monkeypatch.chdir(tmp_path / "elsewhere")  # without own results, it uses those shipped with the library
     elsewhere = {row["name"]: row for row in json.loads(cli("list", "--json").out)["algorithms"]}
     assert [result["env_id"] for result in elsewhere["ppg"]["verified"]] == ["CartPole-v1"]
     assert "dqn/cartpole" in rows["dqn"]["presets"]
@@ -212,7 +212,7 @@ def test_list(cli, tmp_path, monkeypatch):
     assert all(registry.entry(row["name"]).family == "on-policy" for row in family)
 
 
-def test_verify_reports_what_the_ledger_run_says(cli, tmp_path, monkeypatch):
+def test_verify_prints_the_result_of_the_ledger(cli, tmp_path, monkeypatch):
     calls = []
     row = {
         "algo": "dqn", "env_id": "CartPole-v1", "score": 12.0, "threshold": 475.0, "passed": False, "source": "a paper",
@@ -234,7 +234,7 @@ def test_verify_reports_what_the_ledger_run_says(cli, tmp_path, monkeypatch):
     assert json.loads(cli("verify", "dqn", "--output", tmp_path, "--json").out)["passed"] is False
 
 
-def test_doctor(cli, tmp_path):
+def test_doctor_reports_versions_and_missing_extras(cli, tmp_path):
     report = json.loads(cli("doctor", "--no-compile", "--json", "--output-dir", tmp_path / "new").out)
     assert report["output_dir"]["writable"] is True
     assert not (tmp_path / "new").exists()
@@ -250,7 +250,7 @@ def test_doctor_knows_every_extra():
     assert set(doctor.EXTRAS) == set(importlib.metadata.metadata("rl-training").get_all("Provides-Extra") or ())
 
 
-def test_doctor_finds_a_broken_compiler_and_a_bad_directory(cli, tmp_path, monkeypatch):
+def test_doctor_reports_a_broken_compiler_and_a_bad_directory(cli, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setattr(doctor, "_PROBE", "raise RuntimeError('no such compiler')")
     result = cli("doctor", "--json", "--output-dir", tmp_path / "file")

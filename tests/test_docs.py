@@ -1,4 +1,4 @@
-"""The documentation is true: generated tables are up to date, links lead somewhere, commands parse, code blocks run."""
+"""The documentation is correct: generated tables are up to date, links resolve, commands parse, code blocks run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def generate() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def site() -> dict[str, str]:
-    """Every file of the site, as mkdocs would be given it."""
+    """Every file of the site, as passed to mkdocs."""
     hook = loaded("mkdocs_hook")
     pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
     assert not pages.keys() & hook.pages().keys()
@@ -51,7 +51,7 @@ def site() -> dict[str, str]:
     return {**pages, **pictures, **hook.pages()}
 
 
-def test_site_has_a_page_for_everything(site: dict[str, str]) -> None:
+def test_site_has_a_page_for_every_algorithm(site: dict[str, str]) -> None:
     for entry in registry.entries().values():
         page = site[f"algorithms/{entry.name}.md"]
         assert entry.summary in page
@@ -67,7 +67,7 @@ def test_site_has_a_page_for_everything(site: dict[str, str]) -> None:
     assert shown == {path for path in site if path.endswith(".md")}
 
 
-def test_links_of_the_site_lead_to_its_pages(site: dict[str, str]) -> None:
+def test_links_of_the_site_resolve(site: dict[str, str]) -> None:
     count = 0
     for page, text in site.items():
         outside = re.sub(r"(`{3,})[^`].*?\1", "", text, flags=re.DOTALL) if page.endswith(".md") else ""
@@ -99,7 +99,7 @@ def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> Non
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
 
 
-def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: Path) -> None:
+def test_results_table_matches_the_result_files(generate: ModuleType, tmp_path: Path) -> None:
     evaluation = {"mean_return": 498.76, "iqm": 499.9, "ci95": [490.04, 500.0]}
     row = {
         "algo": "dqn", "env_id": "CartPole-v1", "env_steps": 50_000, "seeds": [0, 1, 2], "final_eval": evaluation,
@@ -122,7 +122,7 @@ def test_results_table_shows_what_the_files_say(generate: ModuleType, tmp_path: 
     assert lines[-1] == "| `sac` | Hopper-v5 | 50,000 | 3 | 498.8 | 499.9 [490.0, 500.0] | 475 | **no** | here |"
 
 
-def test_steps_to_a_bar_count_from_where_it_is_held() -> None:
+def test_steps_to_a_bar_count_until_it_is_reached_for_good() -> None:
     curve = {"step": [1, 2, 3, 4, 5], "mean_return": [-900.0, -240.0, -260.0, -250.0, -150.0]}
     assert steps_to(curve, -250.0) == 4
     assert steps_to(curve, -250.0, stay=False) == 2
@@ -130,7 +130,7 @@ def test_steps_to_a_bar_count_from_where_it_is_held() -> None:
 
 
 def marks(text: str) -> dict[str, list[str]]:
-    """Mark -> the algorithm's names in the registry, or its name in the book."""
+    """The algorithms of each mark: names in the registry if implemented, otherwise names in the sourcebook."""
     found: dict[str, list[str]] = {"implemented": [], "in progress": [], "deferred": [], "watchlist": []}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -154,7 +154,7 @@ def test_sourcebook_agrees_with_the_registry() -> None:
 
 
 def test_marks_of_the_sourcebook_follow_the_registry(generate: ModuleType) -> None:
-    """A merge needs no edit of the book: a name that appears is implemented, one that is gone is in progress."""
+    """The sourcebook needs no edit by hand: a registered name is implemented, a removed one is in progress."""
     now = {entry.name: entry.summary for entry in registry.entries().values()}
     more = marks(generate.sourcebook({**now, "trpo": "TRPO", "new_one": "Something (Doe & Roe 2019)"}))
     assert {"trpo", "new_one"} <= set(more["implemented"])
@@ -174,7 +174,7 @@ def test_every_setting_is_documented() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not link.startswith(("http://", "https://")):
             target = (page.parent / link).resolve()
@@ -197,7 +197,7 @@ def test_named_paths_and_modules_exist(page: Path) -> None:
 
 
 def commands() -> list[str]:
-    """Every `rl-training ...` line of a shell block."""
+    """All `rl-training ...` lines in shell blocks."""
     found = []
     for page in PAGES:
         for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL):
@@ -220,7 +220,7 @@ def test_documented_command_parses(line: str) -> None:
         assert config in registry.presets()
 
 
-def test_all_commands_are_shown() -> None:
+def test_all_commands_are_documented() -> None:
     group: Any = typer.main.get_command(app)
     assert {line.split()[1] for line in commands()} == set(group.commands)
 
@@ -235,7 +235,7 @@ def python_blocks() -> list[Any]:
 
 @pytest.mark.parametrize("block", python_blocks())
 def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As written, but for the budget."""
+    """Runs the block as written, with fewer training steps."""
     short = re.sub(r"total_timesteps=[\d_]+", "total_timesteps=1100", block)
     short = re.sub(r"eval_interval=[\d_]+", "eval_interval=500", short)
     short = re.sub(r"learn\([\d_]+", "learn(1100", short)
@@ -245,7 +245,7 @@ def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert "result" in scope
 
 
-def test_constants_of_the_automatic_choice() -> None:
+def test_documented_execution_thresholds_match_the_code() -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
     for name in ("MIN_UPDATES_CUDA", "MIN_UPDATES_CPU", "MIN_UPDATES_STUDY", "MIN_UPDATES_UNROLLED"):
         assert name in text

@@ -17,7 +17,7 @@ from rl_training.algorithms.base import TrainState
 from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsHyper
 from rl_training.errors import UserError
 from rl_training.models import MLPMOPOEnsembleModel
-from rl_training.models.dynamics import EnsembleDynamics, Prediction, identity_norm, imagine, physical, targets_of
+from rl_training.models.dynamics import EnsembleDynamics, Prediction, denormalise, identity_norm, imagine, targets_of
 from rl_training.ops import rng
 from rl_training.ops.termination import KNOWN, termination
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
@@ -303,9 +303,9 @@ def test_choice_of_the_termination_function() -> None:
     ends = termination("none", hopper)
     assert ends is not None
     assert not ends(torch.full((3, 11), -5.0)).any()
-    with pytest.raises(UserError, match=r"termination = 'hoper' is unknown.*Known: auto, learned, none, Hopper-v5"):
+    with pytest.raises(UserError, match=r"unknown termination 'hoper'.*Known: auto, learned, none, Hopper-v5"):
         termination("hoper", hopper)
-    with pytest.raises(UserError, match="reads 17 numbers; Hopper-v5 gives 11"):
+    with pytest.raises(UserError, match="needs 17-dimensional observations; Hopper-v5 has 11 dimensions"):
         termination("Walker2d-v5", hopper)
 
 
@@ -330,6 +330,6 @@ def test_bad_input_is_refused_at_construction(name: str) -> None:
 
 def test_physical_units() -> None:
     norm = {**identity_norm(1, 1), "target_mean": torch.tensor([1.0, 2.0]), "target_std": torch.tensor([3.0, 4.0])}
-    mean, std = physical(Prediction(torch.ones(1, 1, 2), torch.zeros(1, 1, 2), None), norm)
+    mean, std = denormalise(Prediction(torch.ones(1, 1, 2), torch.zeros(1, 1, 2), None), norm)
     assert mean.flatten().tolist() == [4.0, 6.0]
     assert std.flatten().tolist() == [3.0, 4.0]

@@ -1,4 +1,4 @@
-"""The Control Suite as an extra: what it gives, and what is said where it is missing."""
+"""The DeepMind Control Suite: its environments, and the errors when the extra is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def suite() -> Any:
 
 
 @pytest.mark.parametrize("env_id", [ENV, "dm_control/cartpole-swingup-v0"])
-def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
     import gymnasium
 
     monkeypatch.setitem(sys.modules, "shimmy", None)
@@ -33,7 +33,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, env_id: str) -> None:
 
 
 def test_incompatible_mujoco_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dm_control asks for any MuJoCo from some version on; a later one has lost a field."""
+    """dm_control sets no upper bound on MuJoCo's version, and a newer MuJoCo has removed a field."""
     from rl_training.envs import dm_control
 
     class Suite:
@@ -50,8 +50,8 @@ def test_incompatible_mujoco_version_is_named(monkeypatch: pytest.MonkeyPatch) -
         make_env(ENV)
 
 
-def test_unknown_task(suite: Any) -> None:
-    with pytest.raises(UserError, match=r"no task 'walker-wlk'. Did you mean 'walker-walk'"):
+def test_unknown_task_suggests_the_nearest(suite: Any) -> None:
+    with pytest.raises(UserError, match=r"unknown dm_control task 'walker-wlk'. Did you mean 'walker-walk'"):
         make_env("DMControl/walker-wlk-v0")
 
 
@@ -81,8 +81,8 @@ def test_episode_and_repeated_actions(suite: Any) -> None:
     twice.close()
 
 
-def test_continues_exactly(suite: Any) -> None:
-    """Its state cannot be read, so the actions of the running episode are repeated."""
+def test_state_continues_exactly(suite: Any) -> None:
+    """The state cannot be read, so the actions of the running episode are repeated."""
     actions = np.random.default_rng(0).uniform(-1.0, 1.0, (30, 2, 1)).astype(np.float32)
     envs, other = (make_vector_env(ENV, seeds=[5], num_envs=2) for _ in range(2))
     envs.reset()
@@ -97,7 +97,7 @@ def test_continues_exactly(suite: Any) -> None:
     other.close()
 
 
-def test_images(suite: Any) -> None:
+def test_pixels_give_images_of_the_camera(suite: Any) -> None:
     try:
         env = make_env("DMControl/walker-walk-v0", {"pixels": True, "size": 16})
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Environments that break: recovered in time, or a named error; never a hang, never a broken step in the data."""
+"""Faulty environments: they recover in time or raise a clear error, never hang, and put no bad step in the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(env, bad_row: int, steps: int = 6) -> list:
 
 @pytest.mark.parametrize("fault", ["raising", "dying", pytest.param("hanging", marks=pytest.mark.slow)])
 def test_a_broken_worker_is_replaced(fault):
-    # The time-out is short for the test, yet long enough for a busy machine's ordinary step.
+    # A short timeout that still allows a normal step on a busy machine.
     env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)
     rows = env._workers[-1].rows
     started = time.monotonic()
@@ -36,19 +36,19 @@ def test_a_broken_worker_is_replaced(fault):
     mine = np.zeros(4, bool)
     mine[rows] = True
     np.testing.assert_array_equal(broken[5]["x"], ~mine)  # valid
-    np.testing.assert_array_equal(broken[4]["x"], mine)  # truncated, so the running episode is cut here
+    np.testing.assert_array_equal(broken[4]["x"], mine)  # truncated: the running episode ends here
     assert not broken[3]["x"].any()  # terminated
-    assert broken[6] == []  # no episode is reported for it
+    assert broken[6] == []  # the lost episode is not reported
     assert (broken[2]["x"][mine] == 0).all()
     np.testing.assert_array_equal(broken[1]["x"][mine], before[0]["x"][mine])
-    assert (broken[0]["x"][mine, 1] == 0).all()  # a new episode begins
+    assert (broken[0]["x"][mine, 1] == 0).all()  # a new episode starts
     assert (broken[0]["x"][mine, 0] != before[0]["x"][mine, 0]).all()
-    np.testing.assert_array_equal(after[1]["x"][:, 1], np.where(mine, 1, 4))  # and goes on; the others never noticed
+    np.testing.assert_array_equal(after[1]["x"][:, 1], np.where(mine, 1, 4))  # and continues; other rows are unaffected
     assert after[5]["x"].all()
     env.close()
 
 
-def test_repeated_failure_ends_in_a_named_error():
+def test_repeated_failure_raises_an_error_with_the_reason():
     env = make_vector_env(helpers.always_raising, seeds=[0], num_envs=2, vectorization="async", timeout=20.0)
     env.reset()
     ones = np.ones(2, np.int64)
@@ -79,10 +79,10 @@ def test_worker_that_dies_between_steps_is_replaced_when_state_is_read():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nan_obs", "sub-environment 2 .*step 3.*observation holds NaN"),
+        ("nan_obs", "sub-environment 2 .*step 3.*observation contains NaN"),
         ("inf_reward", "sub-environment 2 .*reward is inf"),
         ("text_reward", "sub-environment 2 .*reward is not a number: 'one'"),
-        ("wrong_shape", r"sub-environment 2 .*observation has shape \(3,\), its space says \(2,\)"),
+        ("wrong_shape", r"sub-environment 2 .*observation has shape \(3,\); its space has \(2,\)"),
     ],
 )
 def test_bad_data_names_the_environment_and_the_field(vectorization, fault, message):
@@ -93,7 +93,7 @@ def test_bad_data_names_the_environment_and_the_field(vectorization, fault, mess
 
 
 class Older(gym.Env):
-    """Made for an interface before Gymnasium's; or with a mistake of its own that reads alike."""
+    """An environment with the old Gym API, or (fault "own") with a bug whose error message looks similar."""
 
     observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Discrete(2)
 
@@ -120,7 +120,7 @@ def test_an_environment_with_an_older_interface_is_named(wrapped):
     env.reset()
     with pytest.raises(EnvError, match=r"\(episode 0, step 0\): step\(\) must return obs, reward, terminated"):
         env.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvError, match=r"reset\(seed=...\) must return obs and info"):
+    with pytest.raises(EnvError, match=r"reset\(seed=...\) must return obs, info"):
         make("reset").reset()
     env = make("own")
     env.reset()
@@ -128,7 +128,7 @@ def test_an_environment_with_an_older_interface_is_named(wrapped):
         env.step(np.zeros(2, np.int64))
 
 
-def test_an_error_of_the_environment_itself_is_passed_on_by_sync():
+def test_sync_passes_on_the_environments_own_errors():
     env = make_vector_env(helpers.raising, seeds=[0], num_envs=1)
     with pytest.raises(RuntimeError, match="the simulator broke"):
         run(env, bad_row=0)
@@ -152,7 +152,7 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        with open(f"/proc/{pid}/stat") as file:  # an orphan waiting to be reaped is gone for our purpose
+        with open(f"/proc/{pid}/stat") as file:  # a zombie process counts as stopped
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
@@ -176,9 +176,9 @@ def test_workers_end_when_the_learner_exits_or_is_killed(tmp_path, how):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_step_and_get_state_before_reset_are_refused(vectorization):
     env = make_vector_env("CartPole-v1", seeds=[0], num_envs=1, vectorization=vectorization)
-    with pytest.raises(RuntimeError, match=r"reset\(\) must come before step"):
+    with pytest.raises(RuntimeError, match=r"call reset\(\) before step"):
         env.step(np.zeros(1))
-    with pytest.raises(RuntimeError, match=r"reset\(\) must come before get_state"):
+    with pytest.raises(RuntimeError, match=r"call reset\(\) before get_state"):
         env.get_state()
     env.close()
     env.close()

@@ -1,4 +1,4 @@
-"""Environments that the env tests share; module-level, so that worker processes can import them."""
+"""Environments shared by the tests. They are at module level, so that worker processes can import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 
 class Counting(gym.Env):
-    """The observation is (episode key, t); ends at random by termination or truncation, so phantom steps show."""
+    """The observation is (episode key, t), which exposes phantom steps. Episodes terminate or truncate at random."""
 
     def __init__(self, mean: float = 4.0) -> None:
         self.observation_space = spaces.Box(0, np.inf, (2,), np.float32)
@@ -35,7 +35,7 @@ class Counting(gym.Env):
 
 
 class Walk(Counting):
-    """A stochastic environment that offers its own state; the random generator is left to the library."""
+    """A stochastic environment with its own state; the library saves the random generator."""
 
     def get_state(self):
         return {"place": np.array([self.key, self.t]), "note": "as is", "big": 1 << 90}
@@ -47,14 +47,14 @@ class Walk(Counting):
 
 
 class Clock(Counting):
-    """Not a function of its seed: replaying its actions does not give the same observations."""
+    """An environment that ignores its seed: replaying the actions gives different observations."""
 
     def _obs(self):
         return np.array([time.perf_counter() % 1000, self.t], np.float32)
 
 
 class Faulty(Counting):
-    """Breaks in the given way when action 1 is taken at step 3 of an episode, or always."""
+    """Fails in the given way when action 1 is taken at step 3 of an episode, or always."""
 
     def __init__(self, fault: str, always: bool = False) -> None:
         super().__init__(mean=1e9)
@@ -125,7 +125,7 @@ def wrong_shape() -> gym.Env:
 
 
 def snapshot(step) -> list:
-    """A step's content, copied out of its buffers."""
+    """A copy of a step's arrays."""
     arrays = [x if isinstance(x, dict) else {"x": x} for x in step[:6]]
     return [{k: a.copy() for k, a in d.items()} for d in arrays] + [list(step.episodes)]
 

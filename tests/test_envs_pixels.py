@@ -1,4 +1,4 @@
-"""The small image task: its best return is what is claimed, and only looking reaches it."""
+"""The small image task: only a policy that uses the image reaches the claimed best return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENV = "rl_training/TinyPixels-v0"
 
 
 def columns(image: Any) -> tuple[int | None, int]:
-    """(ball, or None where it is hidden; paddle), from the pixels alone."""
+    """(column of the ball, or None if hidden; column of the paddle), read from the pixels."""
     ball, paddle = image[0].max(0)[::2], image[1].max(0)[::2]
     return (int(ball.argmax()) if ball.any() else None), int(paddle.argmax())
 
@@ -29,12 +29,12 @@ def play(env: gym.Env[Any, Any], policy: str, episodes: int) -> float:
             ball, paddle = columns(obs)
             if policy == "random":
                 action = int(random.integers(3))
-            elif policy == "stands":
+            elif policy == "stand_still":
                 action = 1
             else:
                 if ball is not None:
                     target = ball
-                elif policy == "looks":
+                elif policy == "look":
                     target = paddle
                 action = 1 + int(np.sign(target - paddle))
             obs, reward, terminated, truncated, _ = env.step(action)
@@ -48,15 +48,15 @@ def test_only_a_policy_that_looks_reaches_the_optimal_return(balls: int) -> None
     env = make_env(ENV, {"balls": balls})
     best = env.unwrapped.optimal_return  # type: ignore[attr-defined]
     assert best == balls
-    assert play(env, "looks", 60) == best
+    assert play(env, "look", 60) == best
     assert play(env, "random", 200) < 0.25 * best
-    assert play(env, "stands", 200) < 0.25 * best
+    assert play(env, "stand_still", 200) < 0.25 * best
 
 
 def test_hidden_balls_need_a_policy_with_memory() -> None:
     env = make_env(ENV, {"visible": 3})
-    assert play(env, "remembers", 60) == 3.0
-    assert 1.5 < play(env, "looks", 200) < 2.7
+    assert play(env, "remember", 60) == 3.0
+    assert 1.5 < play(env, "look", 200) < 2.7
 
 
 def test_follows_gymnasium() -> None:
@@ -69,7 +69,7 @@ def test_follows_gymnasium() -> None:
     assert isinstance(env.unwrapped, TinyPixels)
 
 
-def test_state_in_the_middle_of_an_episode() -> None:
+def test_state_continues_in_the_middle_of_an_episode() -> None:
     actions = np.random.default_rng(0).integers(0, 3, (60, 2))
 
     def make() -> Any:

@@ -1,4 +1,4 @@
-"""The probes do what their docstrings promise; their values are what other tests rely on."""
+"""The probe environments behave as documented; other tests rely on their values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_delayed_reward():
 
 
 @pytest.mark.parametrize("name", ["ActionReward", "VisualSign", "DictSign"])
-def test_the_shown_sign_decides_the_reward(name):
+def test_the_observed_sign_decides_the_reward(name):
     env = make_vector_env(f"rl_training/{name}-v0", seeds=[0], num_envs=16, env_kwargs={"horizon": 2})
     obs = env.reset()
     signs = set()
@@ -65,6 +65,6 @@ def test_continuous_target():
     np.testing.assert_allclose(env.step(np.zeros((8, 1))).rewards, -0.25)
 
 
-def test_bad_option_is_named():
+def test_invalid_ending_is_rejected():
     with pytest.raises(UserError, match="ending must be"):
         make_env("rl_training/ConstantReward-v0", {"ending": "never"})

@@ -1,4 +1,4 @@
-"""Spaces to arrays and back."""
+"""Encoding of observations and actions as arrays, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs import ActionDecoder, ArraySpec, EnvSpec, ObsEncoder, make_spec
-from rl_training.envs.spaces import quicken
+from rl_training.envs.spaces import use_fast_contains
 from rl_training.errors import UserError
 
 IMAGE = spaces.Box(0, 255, (6, 5, 3), np.uint8)
@@ -61,7 +61,7 @@ def test_encode_batch_equals_encode_one_by_one(space, expected):
             assert b.shape == (expected[k] if k else expected).shape
 
 
-def test_encoded_values_by_hand():
+def test_encoded_values_match_hand_computed_ones():
     np.testing.assert_array_equal(ObsEncoder(spaces.Discrete(4, start=2)).encode(3), [0, 1, 0, 0])
     np.testing.assert_array_equal(ObsEncoder(spaces.MultiDiscrete([2, 3])).encode([1, 2]), [0, 1, 0, 0, 1])
     obs = {"a": 1, "b": (np.array([[1, 2], [3, 4]], np.float32) / 4, np.array([0, 1], np.int8))}
@@ -71,18 +71,18 @@ def test_encoded_values_by_hand():
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"x": spaces.Sequence(spaces.Discrete(2))})])
-def test_unsupported_observation_space_is_named(space):
+def test_unsupported_observation_space_is_rejected(space):
     with pytest.raises(UserError, match=r"MyEnv-v0: Observation space (Text|Sequence)"):
         make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.Dict(), spaces.Tuple(())])
 def test_an_empty_observation_space_is_refused(space):
-    with pytest.raises(UserError, match=r"MyEnv-v0: Observation space .* holds nothing"):
+    with pytest.raises(UserError, match=r"MyEnv-v0: Observation space .* contains nothing to learn from"):
         make_spec("MyEnv-v0", space, spaces.Discrete(2), None)
 
 
-def test_unsupported_action_space_is_named():
+def test_unsupported_action_space_is_rejected():
     with pytest.raises(UserError, match="Action space Tuple"):
         make_spec("MyEnv-v0", spaces.Discrete(2), spaces.Tuple((spaces.Discrete(2),)), None)
 
@@ -154,9 +154,9 @@ def test_spec_of_a_registered_env():
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Discrete(4, start=-2)])
-def test_a_quickened_space_gives_the_same_answers(space: spaces.Discrete) -> None:
+def test_fast_contains_gives_the_same_answers(space: spaces.Discrete) -> None:
     asked = copy.deepcopy(space)
-    quicken(space)
+    use_fast_contains(space)
     assert isinstance(space, spaces.Discrete)
     assert (space, repr(space)) == (asked, repr(asked))
     numbers = range(-4, 6)

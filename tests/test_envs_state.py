@@ -1,4 +1,4 @@
-"""Capture at a random point and continue: bit for bit what an uninterrupted run does, or an honest "restarted"."""
+"""Saving environments at a random step and continuing: bit for bit like an uninterrupted run, or "restarted"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.errors import UserError
 
 
 def through_a_file(state: EnvState) -> EnvState:
-    """What a checkpoint does to it: JSON and plain arrays."""
+    """The state after a round trip through JSON and plain arrays, as in a checkpoint."""
     assert all(isinstance(a, np.ndarray) and a.dtype != object for a in state.arrays.values())
     return EnvState(json.loads(json.dumps(state.meta)), {k: a.copy() for k, a in state.arrays.items()})
 
@@ -121,11 +121,11 @@ def test_recording_is_trimmed_to_the_running_episodes():
     assert len(env._sub._log) < 300
 
 
-def test_state_of_another_size_is_refused():
+def test_state_with_another_number_of_environments_is_rejected():
     state = make_vector_env("CartPole-v1", seeds=[0], num_envs=2)
     state.reset()
     other = make_vector_env("CartPole-v1", seeds=[0], num_envs=3)
-    with pytest.raises(UserError, match="has 2 sub-environments, this run has 3"):
+    with pytest.raises(UserError, match="has 2 sub-environments, but this run has 3"):
         other.set_state(state.get_state())
 
 

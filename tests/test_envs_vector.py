@@ -1,4 +1,4 @@
-"""One stream of true transitions, whatever resets the episodes; seeds; the factory's errors."""
+"""Vector environments: true transitions in every autoreset mode, seeding, and errors of the factory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from test_envs_helpers import Counting, counting, raising, random_actions, same, snapshot
 
-import rl_training.envs.factory as making
-from rl_training.envs import NativeVectorEnv, episode_seed, make_env, make_vector_env
+from rl_training.envs import NativeVectorEnv, episode_seed, factory, make_env, make_vector_env
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 
 
 def check_transitions(env, steps: int) -> int:
-    """Every valid row is one true step: the next observation is t + 1 of the same episode. Counts episodes."""
+    """Check that every valid row is a true step: the next observation is t + 1 of the same episode. Returns the number
+    of episodes."""
     obs = env.reset()
     previous = obs.copy()
     assert (obs[:, 1] == 0).all()
@@ -27,7 +27,7 @@ def check_transitions(env, steps: int) -> int:
     returns = np.zeros(env.num_envs)
     for actions in random_actions(env.spec, env.num_envs, steps):
         step = env.step(actions)
-        np.testing.assert_array_equal(obs, previous)  # the buffer that was acted on is still intact
+        np.testing.assert_array_equal(obs, previous)  # the buffer of the previous step is still intact
         done = step.terminated | step.truncated
         v = step.valid
         np.testing.assert_array_equal(step.final_obs[v, 0], obs[v, 0])
@@ -54,9 +54,9 @@ def test_sync_has_no_phantom_transition():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_restart_begins_the_next_episode_in_some_rows(vectorization):
-    """And only there; a state captured afterwards is continued exactly, by the actions since then."""
-    env = make_vector_env(raising, seeds=[0], num_envs=4, vectorization=vectorization)  # ends and breaks never here
+def test_restart_starts_the_next_episode_in_the_given_rows(vectorization):
+    """Other rows are unaffected. A state saved afterwards continues exactly, from the actions since the restart."""
+    env = make_vector_env(raising, seeds=[0], num_envs=4, vectorization=vectorization)  # with action 0 it never fails
     other = make_vector_env(raising, seeds=[0], num_envs=4)
     zeros = np.zeros(4, np.int64)
     env.reset()
@@ -130,7 +130,7 @@ def test_async_equals_sync(env_id):
     envs[1].close()
 
 
-def test_a_seed_in_a_study_sees_what_it_would_alone():
+def test_a_seed_has_the_same_episodes_alone_and_in_a_study():
     study = make_vector_env("CartPole-v1", seeds=[4, 9], num_envs=2)
     alone = make_vector_env("CartPole-v1", seeds=[9], num_envs=2)
     np.testing.assert_array_equal(study.reset()[2:], alone.reset())
@@ -140,7 +140,7 @@ def test_a_seed_in_a_study_sees_what_it_would_alone():
         np.testing.assert_array_equal(a.final_obs[2:], b.final_obs)
 
 
-def test_the_stream_is_that_of_plain_environments_reset_with_their_episode_seeds():
+def test_episodes_equal_those_of_plain_environments_with_the_same_seeds():
     env = make_vector_env("CartPole-v1", seeds=[7], num_envs=2)
     plain = [gym.make("CartPole-v1") for _ in range(2)]
     numbers = [0, 0]
@@ -181,12 +181,12 @@ def test_stream_and_episode_number_determine_the_first_observation():
         ({"num_envs": 0}, "num_envs must be at least 1"),
         ({"seeds": [-1]}, "must not be negative"),
         ({"env_kwargs": {"gravty": 1}}, r"env_kwargs \['gravty'\] do not fit CartPole-v1"),
-        ({"env_id": "Pendulum-v1", "vectorization": "vector"}, "no vectorised implementation"),
+        ({"env_id": "Pendulum-v1", "vectorization": "vector"}, "no native vector implementation"),
         ({"env_id": lambda: Counting(), "vectorization": "async"}, "module-level function"),
         ({"env_id": lambda: 3}, "must return a gymnasium.Env"),
     ],
 )
-def test_bad_input_is_told_in_the_users_words(kwargs, message):
+def test_bad_input_raises_a_user_error(kwargs, message):
     with pytest.raises(UserError, match=message):
         make_vector_env(**{"env_id": "CartPole-v1", "seeds": [0], "num_envs": 1, **kwargs})
 
@@ -200,15 +200,15 @@ def test_missing_extra_is_named(monkeypatch, env_id, module, extra):
     for name in [m for m in sys.modules if m.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UserError, match=rf"pip install 'rl-training\[{extra}\]'"):
-        making.make_env(env_id)
+        factory.make_env(env_id)
 
 
-def test_envpool(monkeypatch):
+def test_envpool_needs_its_extra_and_gives_true_transitions(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(UserError, match=r"pip install 'rl-training\[envpool\]'"):
         make_vector_env("Pong-v5", seeds=[0], num_envs=2, vectorization="envpool")
 
-    class Pool:  # EnvPool's interface: single spaces, no seed at reset, reset in the step after the end
+    class Pool:  # EnvPool's API: single spaces, no seed at reset, reset in the step after the end
         def __init__(self, n: int) -> None:
             self.inner = gym.vector.SyncVectorEnv([Counting] * n)
             self.observation_space, self.action_space = Counting().observation_space, Counting().action_space
@@ -223,7 +223,7 @@ def test_envpool(monkeypatch):
     assert check_transitions(env, 100) > 20
 
 
-def test_wrong_number_of_actions_is_refused():
+def test_wrong_number_of_actions_is_rejected():
     env = make_vector_env("CartPole-v1", seeds=[0], num_envs=2)
     env.reset()
     with pytest.raises(ValueError, match=r"actions have shape \(3,\), expected \(2,\)"):

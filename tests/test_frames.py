@@ -201,7 +201,7 @@ def test_colour_frames_are_stacked_and_match_the_grey_ones() -> None:
 
 @needs_atari
 def test_native_vector_environment_refuses_colour() -> None:
-    with pytest.raises(UserError, match="use vectorization sync or async"):
+    with pytest.raises(UserError, match="need vectorization 'sync' or 'async'"):
         make_atari_vector(1, "boxing", grey=False)
 
 
@@ -216,7 +216,7 @@ def test_area_weights(old: int, new: int) -> None:
 @needs_atari
 @pytest.mark.parametrize("env_id", ["Atari/Pnog-v0", "Atari/Nope-v0"])
 def test_unknown_game(env_id: str) -> None:
-    with pytest.raises(UserError, match="there is no Atari game"):
+    with pytest.raises(UserError, match="unknown Atari game"):
         make_env(env_id)
 
 

@@ -1,5 +1,5 @@
-"""Each package imports only from those before it, and no two modules import each other. Imports inside functions and
-for types count like any other; there are no exceptions."""
+"""Each package imports only from the layers below it, and there are no circular imports. Imports inside functions and
+under TYPE_CHECKING count too; there are no exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src"
-LAYERS = (  # packages in one line do not import each other
+LAYERS = (  # packages on the same line do not import each other
     ("errors", "version", "machine"),
     ("spec", "registry"),
     ("ops",),
@@ -39,7 +39,7 @@ MODULES = {module_name(path): path for path in (SRC / "rl_training").rglob("*.py
 
 
 def imports(module: str) -> set[str]:
-    """Our modules that a module imports, anywhere in its text."""
+    """The modules of this library that a module imports, anywhere in its source."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imports(module: str) -> set[str]:
 
 
 def package(module: str) -> str:
-    """The longest listed package that a module is in."""
+    """The innermost listed package that contains a module."""
     while module not in RANK:
         module = module.rpartition(".")[0]
     return module
@@ -68,10 +68,10 @@ def test_packages_import_only_from_lower_layers() -> None:
 
 
 def test_every_package_has_a_layer() -> None:
-    """A new package must be put in its place; without this it would count as the root, which may import anything."""
+    """A new package must be added to LAYERS. Otherwise it would count as the root, which may import anything."""
     assert {name for name in MODULES if package(name) == "rl_training"} == {"rl_training"}
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_there_are_no_circular_imports() -> None:
     graph = {module: imports(module) for module in MODULES}
-    assert len(list(TopologicalSorter(graph).static_order())) >= len(MODULES)  # CycleError names the circle
+    assert len(list(TopologicalSorter(graph).static_order())) >= len(MODULES)  # CycleError names the cycle

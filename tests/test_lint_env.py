@@ -1,4 +1,4 @@
-"""`lint-env` on environments that are broken on purpose, each in one way, and on sound ones."""
+"""`lint-env` on environments that each have one deliberate fault, and on valid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOX = gym.spaces.Box(-10.0, 10.0, (2,), np.float32)
 
 
 class Sound(gym.Env[Any, Any]):
-    """A random walk that ends by chance. Subclasses break one promise."""
+    """A valid random walk that ends at random. Each subclass adds one fault."""
 
     observation_space: Any = BOX
     action_space: Any = gym.spaces.Discrete(2)
@@ -34,7 +34,7 @@ class Sound(gym.Env[Any, Any]):
 
 
 class Changed(Sound):
-    """What `step` returns, passed through `change(self, obs, reward, terminated, truncated, info)`."""
+    """Passes the results of `step` through `change(self, obs, reward, terminated, truncated, info)`."""
 
     change: Any = None
 
@@ -114,7 +114,7 @@ BROKEN: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("env", "check", "level"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_every_fault_is_found_and_told(env: Any, check: str, level: str) -> None:
+def test_every_fault_is_found_and_described(env: Any, check: str, level: str) -> None:
     found = lint(env)
     matching = [f for f in found["findings"] if f["check"] == check and f["level"] == level]
     assert matching, found
@@ -123,7 +123,7 @@ def test_every_fault_is_found_and_told(env: Any, check: str, level: str) -> None
 
 
 @pytest.mark.parametrize("env", [Sound, "CartPole-v1", "Pendulum-v1", "rl_training/DictSign-v0"])
-def test_sound_environments_are_clean(env: Any) -> None:
+def test_valid_environments_have_no_findings(env: Any) -> None:
     found = lint(env)
     assert (found["problems"], found["findings"]) == (0, [])
     assert found["seeding"] == "repeatable"
@@ -131,13 +131,13 @@ def test_sound_environments_are_clean(env: Any) -> None:
     assert found["episodes"] == 5
 
 
-def test_random_score_is_that_of_the_episodes() -> None:
+def test_random_return_is_the_mean_over_the_episodes() -> None:
     found = lint("rl_training/ConstantReward-v0")  # ten steps of reward 1, then truncated
     assert found["random_return"] == {"mean": 10.0, "std": 0.0}
     assert (found["mean_length"], found["endings"]) == (10.0, {"terminated": 0, "truncated": 5})
 
 
-def test_state_that_is_restored_wrongly_is_a_problem() -> None:
+def test_incomplete_state_is_a_problem() -> None:
     class Forgetful(Sound):
         def get_state(self) -> Any:
             return {"t": self.t}
@@ -150,7 +150,7 @@ def test_state_that_is_restored_wrongly_is_a_problem() -> None:
     assert found["resume"] == "wrong"
 
 
-def test_command_line(capsys: Any) -> None:
+def test_lint_env_command(capsys: Any) -> None:
     assert main(["lint-env", "CartPole-v1", "--set", "sutton_barto_reward=true", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == 0
     gym.register("Broken-v0", entry_point=lambda: Raises())

@@ -1,4 +1,4 @@
-"""Layers and networks against plain formulas, and modules as functions of one flat vector."""
+"""Layers and networks compared with plain formulas, and modules as functions of one flat vector."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_noisy_linear_mean_and_variance() -> None:
     torch.testing.assert_close(out.var(0), spread, rtol=0.06, atol=0.0)
 
 
-def test_noisy_linear_is_the_noisy_weight_matrix() -> None:
+def test_noisy_linear_equals_the_noisy_weight_matrix() -> None:
     layer, x, key = seeded(lambda: NoisyLinear(5, 3)), torch.randn(7, 5), rng.key_from_seed(4)
     z = rng.normal(key, (8,))
     f = z.sign() * z.abs().sqrt()
@@ -51,7 +51,7 @@ def test_noisy_linear_is_the_noisy_weight_matrix() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 4])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_dueling_identity(outputs: int, noisy: bool) -> None:
+def test_dueling_mean_over_actions_is_the_value(outputs: int, noisy: bool) -> None:
     """Q = V + A - mean(A): the mean over actions of Q is V, whatever the advantages (Wang et al. 2016, Eq. 9)."""
     net = seeded(lambda: MLPQNetwork(OBS_DIM, 3, (8,), outputs=outputs, dueling=True, noisy=noisy))
     x, key = torch.randn(6, OBS_DIM), rng.key_from_seed(0) if noisy else None
@@ -122,7 +122,7 @@ def test_net_equals_the_module_with_those_parameters(name: str) -> None:
     assert all(view.data_ptr() % 64 == flat.data_ptr() % 64 for view in named.values()), "aligned"
     for ours, theirs in zip(_tensors(net(flat, *args)), _tensors(module(*args))):
         assert torch.equal(ours, theirs)
-    # Another vector: the module that was handed in is not touched, the copy follows the vector.
+    # With another vector, the original module is unchanged and the copy follows the vector.
     other = copy.deepcopy(module)
     with torch.no_grad():
         for p in other.parameters():
@@ -164,18 +164,18 @@ def _tensors(out: object) -> list[torch.Tensor]:
     return list(out) if isinstance(out, tuple) else [out]
 
 
-def test_image_network() -> None:
+def test_nature_cnn_adapts_to_image_sizes() -> None:
     for shape in ((4, 84, 84), (1, 16, 16)):
         net = NatureCNN(shape, 32)
         image = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
         assert net(image).shape == (3, 32)
-        torch.testing.assert_close(net(image), net(image.float()))  # scaled inside, once
+        torch.testing.assert_close(net(image), net(image.float()))  # the network scales images itself
     with pytest.raises(UserError, match="8x8"):
         NatureCNN((3, 6, 6))
 
 
 def _impala_by_hand(parameters: list[torch.Tensor], image: torch.Tensor) -> torch.Tensor:
-    """Espeholt et al. 2018, figure 3 (right), written out with functions on weights in their order."""
+    """Espeholt et al. 2018, figure 3 (right), written with functions on the weights in order."""
     f, rest = nn.functional, iter(parameters)
     x = image.double() / 255.0
     for _ in range(3):
@@ -187,7 +187,7 @@ def _impala_by_hand(parameters: list[torch.Tensor], image: torch.Tensor) -> torc
 
 
 @pytest.mark.parametrize(("shape", "width"), [((4, 84, 84), 1), ((3, 13, 8), 1), ((1, 16, 10), 2)])
-def test_impala_network(shape: tuple[int, int, int], width: int) -> None:
+def test_impala_cnn_matches_the_paper(shape: tuple[int, int, int], width: int) -> None:
     net = seeded(lambda: ImpalaCNN(shape, 20, width=width))
     image = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
     parameters = list(net.parameters())
@@ -199,8 +199,8 @@ def test_impala_network(shape: tuple[int, int, int], width: int) -> None:
     assert sum(p.numel() for p in parameters) == count + (channels * height * length + 1) * 20
 
 
-def test_impala_network_of_an_atari_agent() -> None:
-    """84 -> 42 -> 21 -> 11 pixels; 256 features as in the paper, whatever the hidden layers of vectors are."""
+def test_impala_cnn_of_an_atari_agent() -> None:
+    """84 -> 42 -> 21 -> 11 pixels; 256 features as in the paper, for any `hidden_sizes`."""
     spec = EnvSpec("image", ArraySpec((4, 84, 84), "uint8"), ActionSpec("discrete", (6,)))
     body, features = torso(spec, (64, 64), cnn="impala")
     assert features == 256

@@ -1,4 +1,4 @@
-"""Recurrent cells against PyTorch's own, and sequences with resets against separate ones."""
+"""Recurrent cells compared with PyTorch's, and sequences with resets compared with separate sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _seeded() -> None:
 
 
 def reference(cell: Cell) -> nn.LSTM | nn.GRU:
-    """PyTorch's module with this cell's weights: its gates come in another order, its weights transposed."""
+    """PyTorch's module with this cell's weights. Its gates have another order and its weights are transposed."""
     theirs: Any = nn.LSTM(D, H) if isinstance(cell, LSTM) else nn.GRU(D, H)
     order = (0, 1, 3, 2) if isinstance(cell, LSTM) else (0, 1, 2)  # theirs: i f g o; ours: i f o g
 
@@ -82,14 +82,14 @@ def test_resets_equal_separate_sequences(kind: str) -> None:
     parts = [cell.unroll(x[a:b], start, none[a:b]) for a, b, start in ((0, 3, carry), (3, 4, zeros), (4, T, zeros))]
     torch.testing.assert_close(whole, torch.cat(parts), **NEAR)
     assert not torch.allclose(whole, cell.unroll(x, carry, none), atol=1e-3)
-    # Nothing of the first episode reaches the gradient of the second.
+    # The gradient of the second episode does not depend on the first.
     start = carry.clone().requires_grad_()
     cell.unroll(x, start, first)[3:].sum().backward()
     assert torch.equal(start.grad, torch.zeros_like(carry))
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_members_are_separate_cells_and_vmap_is_a_loop(kind: str) -> None:
+def test_members_equal_separate_cells_and_vmap_equals_a_loop(kind: str) -> None:
     pair = CELLS[kind](D, H, members=2)
     x, carry = torch.randn(2, T, B, D), torch.randn(2, B, pair.carry_size)
     first = torch.rand(T, B) < 0.3
@@ -114,7 +114,7 @@ def test_members_are_separate_cells_and_vmap_is_a_loop(kind: str) -> None:
     torch.testing.assert_close(torch.vmap(run)(dict(pair.named_parameters()), x, carry), both, **NEAR)
 
 
-def test_networks_unrolled_equal_steps() -> None:
+def test_unrolled_networks_equal_single_steps() -> None:
     spec = EnvSpec("Test-v0", ArraySpec((D,)), ActionSpec("box", (), (2,), (-1.0, -1.0), (1.0, 1.0)))
     first = torch.rand(T, B) < 0.3
     obs = torch.randn(T, B, D)
@@ -133,6 +133,6 @@ def test_networks_unrolled_equal_steps() -> None:
             torch.testing.assert_close(ours, whole, **NEAR)
 
 
-def test_bad_size() -> None:
+def test_invalid_size_is_rejected() -> None:
     with pytest.raises(UserError, match="units = 0"):
         LSTM(3, 0)

@@ -1,4 +1,4 @@
-"""The world model's networks: blocks, images, and that a sequence with resets is several sequences."""
+"""The world model's networks: block-diagonal layers, images, and sequences with resets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_training.errors import UserError
-from rl_training.models.rssm import SIZES, BlockLinear, Doubling, Latents, Sizes, WorldModel, head
+from rl_training.models.rssm import SIZES, BlockLinear, Latents, Sizes, UpsampleConv, WorldModel, head
 from rl_training.ops.tree import tree_map
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
@@ -35,7 +35,7 @@ def inputs() -> tuple[torch.Tensor, ...]:
             torch.rand(T, B, TINY.stoch, generator=g))  # fmt: skip
 
 
-def test_block_linear_is_a_block_diagonal_matrix() -> None:
+def test_block_linear_equals_a_block_diagonal_matrix() -> None:
     torch.manual_seed(0)
     layer, x = BlockLinear(12, 8, 4), torch.randn(5, 2, 12)
     matrix = torch.block_diag(*layer.weight)
@@ -61,7 +61,7 @@ def test_sequence_with_resets_equals_separate_sequences() -> None:
 
     own = [tree_map(lambda x, b=b: x[b : b + 1], start) for b in range(B)]
     pieces = [
-        (0, slice(0, T), zeros(1), False),  # begins an episode: the state before it is forgotten
+        (0, slice(0, T), zeros(1), False),  # starts an episode: the state before it is dropped
         (1, slice(0, 3), own[1], True), (1, slice(3, T), zeros(1), False),
         (2, slice(0, 5), own[2], True), (2, slice(5, T), zeros(1), False),
     ]  # fmt: skip
@@ -78,8 +78,8 @@ def test_observing_step_by_step_equals_the_whole_sequence() -> None:
         torch.testing.assert_close(latents, tree_map(lambda x, t=t: x[t], whole.latents))
 
 
-def test_imagined_step_is_the_recurrent_step_with_the_prior() -> None:
-    """Same cell as in `observe`; the choice comes from the prior and not from an observation."""
+def test_imagined_step_samples_from_the_prior() -> None:
+    """The same cell as in `observe`; the sample is from the prior, not the posterior."""
     model, (obs, actions, u) = world(), inputs()
     seen = model.observe(obs, actions, torch.ones(T, B), zeros(B), u)
     before = tree_map(lambda x: x[:-1], seen.latents)
@@ -93,7 +93,7 @@ def test_imagined_step_is_the_recurrent_step_with_the_prior() -> None:
     assert torch.equal(codes, expected)
 
 
-def test_gru_gates_by_hand() -> None:
+def test_gru_gates_match_the_formula() -> None:
     """deter' = u tanh(r c) + (1 - u) deter with u = sigmoid(x - 1), block by block."""
     rssm, g = world().rssm, torch.Generator().manual_seed(3)
     deter, stoch = torch.randn(B, TINY.deter, generator=g), torch.randn(B, TINY.stoch * TINY.classes, generator=g)
@@ -111,11 +111,11 @@ def test_gru_gates_by_hand() -> None:
         reset, candidate, update = gates.chunk(3, -1)
         share = torch.sigmoid(update - 1.0)
         expected = share * torch.tanh(torch.sigmoid(reset) * candidate) + (1.0 - share) * deter[:, here]
-        torch.testing.assert_close(rssm.advance(deter, stoch, rssm.acted(action))[:, here], expected)
+        torch.testing.assert_close(rssm.advance(deter, stoch, rssm.action_term(action))[:, here], expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 84, 84), (4, 8, 13), (3, 64, 64)])
-def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
+def test_decoded_images_keep_their_shape(shape: tuple[int, ...]) -> None:
     model = world(ArraySpec(shape, "uint8"))
     images = torch.randint(0, 256, (2, 1, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     u = torch.full((2, 1, TINY.stoch), 0.5)
@@ -129,7 +129,7 @@ def test_images_come_back_in_their_own_shape(shape: tuple[int, ...]) -> None:
 
 def test_doubling_equals_upsampling_and_convolution() -> None:
     torch.manual_seed(0)
-    layer, x = Doubling(3, 4), torch.randn(2, 3, 5, 7)
+    layer, x = UpsampleConv(3, 4), torch.randn(2, 3, 5, 7)
     layer.conv.bias.data.normal_()  # type: ignore[union-attr]
     twice = x.repeat_interleave(2, -1).repeat_interleave(2, -2)
     torch.testing.assert_close(layer(x), layer.conv(twice), rtol=1e-5, atol=1e-5)
@@ -145,12 +145,13 @@ def test_doubling_equals_upsampling_and_convolution() -> None:
 
 
 def test_untrained_encoder_tells_mostly_black_images_apart() -> None:
-    """The background must not drown what differs between images: choices would not carry it for hundreds of updates."""
+    """The background must not hide the differences between images: otherwise the latents would not encode them for
+    hundreds of updates."""
     model = world(ArraySpec((3, 14, 14), "uint8"), SIZES["200k"])
     images = torch.zeros(8, 1, 3, 14, 14, dtype=torch.uint8)
     for i in range(1, 8):
         images[i, 0, 0, :4, 2 * i - 2 : 2 * i] = 255
-    seen = model.inputs(images, torch.zeros(8, 1, A), torch.ones(8, 1)).seen[:, 0]
+    seen = model.inputs(images, torch.zeros(8, 1, A), torch.ones(8, 1)).obs_term[:, 0]
     assert not seen[0].any()
     assert float(seen[1:].std(0).mean()) > 0.5 * float(seen[1:].square().mean().sqrt())
 
@@ -175,7 +176,7 @@ def test_images_and_vectors_together() -> None:
         (ArraySpec((3, 6, 20), "uint8"), "at least 8x8"),
     ],
 )
-def test_observations_that_are_neither_are_refused(observation: ArraySpec, words: str) -> None:
+def test_observations_other_than_images_and_vectors_are_rejected(observation: ArraySpec, words: str) -> None:
     with pytest.raises(UserError, match=words):
         world(observation)
 

@@ -18,7 +18,7 @@ def _seed() -> None:
 
 
 def project_by_algorithm_1(next_probs: Tensor, reward: float, discount: float, atoms: Tensor) -> list[float]:
-    """C51 Algorithm 1, one sample, in Python floats, with the integer case handled."""
+    """C51 Algorithm 1 for one sample, in Python floats; also correct when an atom falls on the support."""
     z = atoms.tolist()
     n, v_min, v_max = len(z), z[0], z[-1]
     mass = [0.0] * n
@@ -33,14 +33,14 @@ def project_by_algorithm_1(next_probs: Tensor, reward: float, discount: float, a
     return mass
 
 
-def test_projection_by_hand() -> None:
+def test_projection_matches_hand_computed_values() -> None:
     atoms = categorical.support(-1.0, 1.0, 3)
     assert atoms.tolist() == [-1.0, 0.0, 1.0]
     probs = torch.tensor([[0.25, 0.5, 0.25]] * 4)
     rewards = torch.tensor([0.0, 0.25, 5.0, -0.5])
     discounts = torch.tensor([1.0, 0.0, 1.0, 0.5])
     expected = [
-        [0.25, 0.5, 0.25],  # nothing moves: every shifted atom meets the support, and no mass is lost
+        [0.25, 0.5, 0.25],  # nothing moves: every shifted atom falls on the support, and no mass is lost
         [0.0, 0.75, 0.25],  # terminal: all mass at r = 0.25
         [0.0, 0.0, 1.0],  # clamped to v_max
         [0.5, 0.5, 0.0],  # atoms at -1, -0.5, 0
@@ -98,6 +98,8 @@ def test_log_probabilities_and_probabilities_share_an_exponential() -> None:
     def pulled(fn: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
         return torch.func.grad(lambda x: sum((weights * y).sum() for y in fn(x)))(logits)
 
-    for ours, theirs in zip(categorical.normalised(logits), (logits.log_softmax(-1), logits.softmax(-1))):
+    for ours, theirs in zip(categorical.log_softmax_and_softmax(logits), (logits.log_softmax(-1), logits.softmax(-1))):
         torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(pulled(categorical.normalised), pulled(lambda x: (x.log_softmax(-1), x.softmax(-1))))
+    torch.testing.assert_close(
+        pulled(categorical.log_softmax_and_softmax), pulled(lambda x: (x.log_softmax(-1), x.softmax(-1)))
+    )

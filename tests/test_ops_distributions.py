@@ -51,13 +51,13 @@ def test_samples_have_the_shape_dtype_and_log_prob_of_their_distribution(dist: D
     assert action.shape == (5, 3, *event) == dist.mode(out).shape
     assert action.dtype == (torch.int64 if dist.discrete else torch.float32) == dist.mode(out).dtype
     assert log_prob.shape == dist.entropy(out).shape == dist.kl(out, out + 1).shape == (5, 3)
-    assert torch.equal(action, dist.sample(out, key()))  # one key, one action
+    assert torch.equal(action, dist.sample(out, key()))  # the same key gives the same action
     assert not torch.equal(action, dist.sample(out, key(1)))
     torch.testing.assert_close(log_prob, dist.log_prob(out, action), rtol=1e-4, atol=1e-4)
 
 
 @every
-def test_entropy_and_kl_are_the_sample_means(dist: Distribution) -> None:
+def test_entropy_and_kl_match_sample_means(dist: Distribution) -> None:
     old, new = outputs(dist, 1).double(), outputs(dist, 1, seed=1).double()
     many = old.expand(200_000, -1)
     action = dist.sample(many, key())
@@ -150,7 +150,7 @@ def squashed_log_density(action: float, mean: float, std: float) -> float:
     return float(stats.norm.logpdf(np.arctanh(action), mean, std) - np.log1p(-(action**2)))
 
 
-def test_squashed_gaussian_log_prob_by_change_of_variables() -> None:
+def test_squashed_gaussian_log_prob_matches_change_of_variables() -> None:
     dist, out = SquashedGaussian(1), torch.tensor([[0.3, -0.7]], dtype=torch.float64)
     for a in (-0.999, -0.4, 0.0, 0.8):
         actual = dist.log_prob(out, torch.tensor([[a]], dtype=torch.float64)).item()
@@ -163,7 +163,7 @@ def test_squashed_gaussian_log_prob_by_change_of_variables() -> None:
 @pytest.mark.parametrize(
     ("mean", "log_std", "tolerance"), [(0.0, 0.0, 1e-6), (2.5, -1.5, 1e-6), (-1.0, 1.0, 1e-5), (1.0, 2.0, 2e-3)]
 )
-def test_squashed_gaussian_entropy_by_integration(mean: float, log_std: float, tolerance: float) -> None:
+def test_squashed_gaussian_entropy_matches_numerical_integration(mean: float, log_std: float, tolerance: float) -> None:
     std = math.exp(log_std)
 
     def integrand(u: float) -> float:  # -p(u) log p(tanh u)
@@ -209,10 +209,10 @@ MASKED: list[tuple[Distribution, list[bool]]] = [
 
 
 @pytest.mark.parametrize(("dist", "allowed"), MASKED, ids=[type(d).__name__ for d, _ in MASKED])
-def test_masked_choices_never_happen_and_count_for_nothing(dist: Distribution, allowed: list[bool]) -> None:
+def test_masked_choices_are_never_sampled_and_add_nothing(dist: Distribution, allowed: list[bool]) -> None:
     out, new = outputs(dist, 1, seed=2), outputs(dist, 1, seed=1)
     mask = torch.tensor([allowed])
-    # a forbidden output may hold anything
+    # The output of a forbidden choice must not matter.
     poisoned = torch.where(mask, out, 1e6)
     reduced: Distribution
     if isinstance(dist, Categorical):
@@ -239,8 +239,8 @@ def test_masked_choices_never_happen_and_count_for_nothing(dist: Distribution, a
     assert (gradient[~mask] == 0).all()
 
 
-def test_continuous_distributions_refuse_a_mask() -> None:
-    with pytest.raises(UserError, match="SquashedGaussian has no choices to mask"):
+def test_continuous_distributions_reject_a_mask() -> None:
+    with pytest.raises(UserError, match="action masks need a discrete action space; SquashedGaussian is continuous"):
         SquashedGaussian(2).sample(torch.zeros(1, 4), key(), torch.ones(1, 4, dtype=torch.bool))
 
 

@@ -20,7 +20,7 @@ def logits(*shape: int) -> torch.Tensor:
     return 3.0 * torch.randn(*shape, generator=G)
 
 
-def test_unimix_is_the_mixture() -> None:
+def test_unimix_mixes_in_the_uniform_distribution() -> None:
     x = logits(5, 4, 7)
     mixed = latents.unimix(x, 0.1).exp()
     torch.testing.assert_close(mixed, 0.9 * x.softmax(-1) + 0.1 / 7)
@@ -28,11 +28,11 @@ def test_unimix_is_the_mixture() -> None:
     assert torch.equal(latents.unimix(x, 0.0), x.log_softmax(-1))
 
 
-def test_codes_invert_the_distribution_function() -> None:
+def test_sample_codes_inverts_the_cumulative_distribution() -> None:
     log_probs, u = latents.unimix(logits(200, 6), 0.01), torch.rand(200, generator=G)
     expected = [int(np.searchsorted(np.cumsum(p), x, side="right")) for p, x in zip(log_probs.exp().numpy(), u.numpy())]
     assert latents.sample_codes(log_probs, u).tolist() == np.minimum(expected, 5).tolist()
-    ends = torch.tensor([0.0, 1.0 - 2.0**-24])  # the smallest and the largest number of the generator
+    ends = torch.tensor([0.0, 1.0 - 2.0**-24])  # the smallest and the largest number that the generator returns
     assert latents.sample_codes(log_probs[:1].expand(2, 6), ends).tolist() == [0, 5]
 
 
@@ -43,7 +43,7 @@ def test_drawn_codes_have_the_right_frequencies() -> None:
     torch.testing.assert_close(shares, log_probs.exp(), rtol=0, atol=0.006)
 
 
-def test_one_hot_of_no_choice_is_zero() -> None:
+def test_one_hot_of_a_negative_code_is_zero() -> None:
     assert latents.one_hot(torch.tensor([-1, 0, 2]), 3).tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 1]]
 
 
@@ -57,11 +57,11 @@ def test_straight_through_is_one_hot_with_the_gradient_of_the_probabilities() ->
     torch.testing.assert_close(ours, expected)
 
 
-def test_balanced_kl_by_hand_with_free_nats_and_stopped_gradients() -> None:
+def test_balanced_kl_with_free_nats_and_stopped_gradients() -> None:
     post, prior = logits(6, 3, 4).requires_grad_(), logits(6, 3, 4).requires_grad_()
     p, q = post.detach().double().softmax(-1).numpy(), prior.detach().double().softmax(-1).numpy()
     exact = (p * (np.log(p) - np.log(q))).sum((-1, -2))
-    free = float(np.median(exact)) + 1e-3  # half of the rows below it, half above
+    free = float(np.median(exact)) + 1e-3  # half of the rows are below, half above
     dynamics, representation = latents.balanced_kl(post.log_softmax(-1), prior.log_softmax(-1), free)
     expected = torch.tensor(np.maximum(exact, free), dtype=torch.float32)
     torch.testing.assert_close(dynamics, expected)
@@ -86,10 +86,10 @@ def test_masked_quantile_equals_numpy(q: float) -> None:
     assert masked_quantile(x, one, q) == x[1, 7]
 
 
-def test_percentiles_move_and_the_scale_has_a_floor() -> None:
+def test_percentiles_are_moving_averages_and_the_scale_has_a_floor() -> None:
     x, everything = torch.linspace(-50.0, 150.0, 201), torch.ones(201, dtype=torch.bool)
     moving = init_percentiles()
-    assert percentile_scale(moving) == 1.0  # small returns are not blown up
+    assert percentile_scale(moving) == 1.0  # small returns are not amplified
     for step in range(1, 4):
         moving = update_percentiles(moving, x, everything, rate=0.25)
         share = 1.0 - 0.75**step
@@ -118,7 +118,7 @@ def test_laprop_does_not_move_on_zero_gradients() -> None:
     assert torch.equal(moved, params)
 
 
-def test_adaptive_clipping_by_tensor() -> None:
+def test_adaptive_clipping_scales_each_tensor() -> None:
     sizes = [4, 3, 5, 2]
     params = torch.cat([torch.full((4,), 2.0), torch.full((3,), 0.1), torch.zeros(5), torch.full((2,), 8.0)])
     grads = torch.cat([torch.full((4,), 9.0), torch.full((3,), 0.001), torch.full((5,), 7.0), torch.zeros(2)])
@@ -129,13 +129,13 @@ def test_adaptive_clipping_by_tensor() -> None:
         size = float(grad.norm())
         expected = grad if size <= limit else grad * limit / size
         torch.testing.assert_close(new, expected)
-    assert clipped[0].norm() == pytest.approx(1.2)  # 0.3 x the norm of four times 2
+    assert clipped[0].norm() == pytest.approx(1.2)  # 0.3 x the norm of [2, 2, 2, 2]
     assert torch.equal(clipped[1], torch.full((3,), 0.001))
     assert clipped[2].norm() == pytest.approx(0.3e-3)  # parameters that start at zero can still move
     assert clip_adaptively(grads, params, sizes, 0.0) is grads
 
 
-def test_bounded_gaussian() -> None:
+def test_bounded_gaussian_matches_torch() -> None:
     distribution, out = BoundedGaussian(2), logits(50, 4)
     mean, log_std = distribution.split(out)
     normal = torch.distributions.Normal(out[:, :2].tanh(), 0.1 + 0.9 * torch.sigmoid(out[:, 2:] + 2.0))

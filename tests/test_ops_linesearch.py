@@ -42,7 +42,7 @@ def test_conjugate_gradient_does_not_move_after_convergence() -> None:
 def test_tolerance_stops_early() -> None:
     matrix, b = spd(6, 2), torch.randn(6, dtype=torch.float64)
     coarse = conjugate_gradient(lambda v: matrix @ v, b, iterations=20, tol=float(b.dot(b)) * 2)
-    assert torch.equal(coarse, torch.zeros_like(b))  # the residual of the zero start is already small enough
+    assert torch.equal(coarse, torch.zeros_like(b))  # the initial residual is already below the tolerance
 
 
 def test_vmap_stops_each_system_at_its_own_convergence() -> None:

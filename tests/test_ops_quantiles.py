@@ -17,11 +17,11 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def test_midpoints() -> None:
+def test_quantile_midpoints() -> None:
     assert quantiles.quantile_midpoints(4).tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
-def test_quantile_huber_by_hand() -> None:
+def test_quantile_huber_matches_hand_computed_values() -> None:
     predicted, target = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 3.0, -1.0]])
     taus = torch.tensor([0.25, 0.75])
     # u = target - predicted:  tau .25: .5, 3, -1 -> huber .125, 2.5, .5;  tau .75: -.5, 2, -2 -> .125, 1.5, 1.5
@@ -71,7 +71,7 @@ def test_descending_the_loss_finds_the_quantiles() -> None:
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
 def test_quantile_huber_gradient_is_the_derivative(kappa: float) -> None:
-    """The derivative is written by hand: against finite differences of the value, in double precision."""
+    """The hand-written derivative against finite differences of the value, in double precision."""
     g = torch.Generator().manual_seed(1)
     predicted, target = torch.randn(3, 4, generator=g).double() * 2, torch.randn(3, 5, generator=g).double() * 2
     taus, weights = torch.rand(4, generator=g).double(), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_quantile_huber_gradient_is_the_derivative(kappa: float) -> None:
         assert gradient[i, j].item() == pytest.approx(slope.item(), abs=1e-6)
 
 
-def test_shares_count_as_repeated_targets() -> None:
+def test_shares_act_like_repeated_targets() -> None:
     predicted, target, taus = torch.randn(6, 4), torch.randn(6, 3), torch.rand(6, 4)
     shares = torch.tensor([0.5, 0.2, 0.3]).expand(6, 3)
     repeated = target.repeat_interleave(torch.tensor([5, 2, 3]), -1)
@@ -122,7 +122,11 @@ def test_fqf_gradient_is_the_derivative_of_the_wasserstein_distance() -> None:
 
     def wasserstein(inner: list[float]) -> float:
         """W1 between Z and its staircase with Z(tau_hat_i) on [tau_i, tau_{i+1}]."""
-        edges = [1e-9, *inner, 1.0 - 1e-9]  # fixed ends, just inside: the inverse CDF is infinite there
+        edges = [
+            1e-9,
+            *inner,
+            1.0 - 1e-9,
+        ]  # just inside [0, 1], where the inverse CDF is finite
         total = 0.0
         for low, high in itertools.pairwise(edges):
             middle = (low + high) / 2

@@ -11,7 +11,7 @@ GAMMA, LAM = 0.97, 0.9
 
 
 def rollout(length: int, width: int, seed: int = 0) -> dict[str, Tensor]:
-    """A random float64 rollout; inside an episode next_values[t] is values[t + 1]."""
+    """A random float64 rollout. Within an episode, next_values[t] is values[t + 1]."""
     g = torch.Generator().manual_seed(seed)
     terminated = torch.rand(length, width, generator=g) < 0.12
     truncated = (torch.rand(length, width, generator=g) < 0.12) & ~terminated
@@ -36,7 +36,7 @@ def pick(r: dict[str, Tensor], *names: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 33])
-def test_reverse_scan_is_the_recursion(length: int) -> None:
+def test_reverse_scan_equals_the_recursion(length: int) -> None:
     g = torch.Generator().manual_seed(length)
     increments, decays = torch.randn(2, length, 4, generator=g).double().unbind()
     expected, following = [], torch.zeros(4, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_reverse_scan_is_the_recursion(length: int) -> None:
     torch.testing.assert_close(returns.reverse_scan(increments, decays), torch.stack(expected))
 
 
-def test_gae_by_hand() -> None:
+def test_gae_matches_hand_computed_values() -> None:
     # one row inside an episode, one truncated (bootstraps from 10), one terminated (its next value must not count)
     rewards, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, 1.0, 2.0])
     next_values = torch.tensor([1.0, 10.0, 99.0])
@@ -75,7 +75,7 @@ def test_gae_equals_the_double_sum(lam: float) -> None:
 
 
 def n_step_return(r: dict[str, Tensor], t: int, n: int, steps: int) -> float:
-    """Brute force: up to `steps` rewards from row t, then the bootstrap; stops at the end of episode or rollout."""
+    """Brute force: up to `steps` rewards from row t, then bootstrap. Stops at the end of the episode or rollout."""
     total, discount = 0.0, 1.0
     for k in range(t, min(t + steps, len(r["rewards"]))):
         total += discount * float(r["rewards"][k, n])
@@ -88,7 +88,7 @@ def n_step_return(r: dict[str, Tensor], t: int, n: int, steps: int) -> float:
     return total + discount * float(r["next_values"][last, n])
 
 
-def test_lambda_returns_are_the_geometric_mixture_of_n_step_returns() -> None:
+def test_lambda_returns_mix_n_step_returns_geometrically() -> None:
     r, length = rollout(30, 3, seed=1), 30
     actual = returns.lambda_returns(*pick(r, "rewards", "next_values", "discounts", "continues"), LAM)
     for n in range(3):
@@ -108,7 +108,7 @@ def test_returns_at_lambda_1_bootstrap_only_at_cuts() -> None:
             assert actual[t, n].item() == pytest.approx(n_step_return(r, t, n, 30), abs=1e-9)
 
 
-def test_n_step_window_by_hand() -> None:
+def test_n_step_window_matches_hand_computed_values() -> None:
     rewards = torch.tensor([[1.0, 2.0, 4.0]] * 6)
     no, yes = False, True
     terminated = torch.tensor([[no, no, no], [no, yes, no], [no, no, no], [no, no, yes], [yes, no, yes], [no, no, yes]])
@@ -116,13 +116,13 @@ def test_n_step_window_by_hand() -> None:
     available = torch.tensor([[yes, yes, yes]] * 3 + [[yes, yes, no]] + [[yes, yes, yes]] * 2)
     value, discounts, last = returns.n_step_window(rewards, terminated, truncated, available, 0.5)
     assert value.tolist() == [3.0, 2.0, 2.0, 2.0, 1.0, 1.0]
-    # the termination of window 3 lies beyond what is available, that of window 5 in the next episode: not seen
+    # Two terminations must be ignored: window 3's is in an unavailable row, window 5's in the next episode.
     assert discounts.tolist() == [0.125, 0.0, 0.25, 0.25, 0.0, 0.5]
     assert last.tolist() == [2, 1, 1, 1, 0, 0]
     assert last.dtype == torch.int64
 
 
-def test_n_step_window_equals_the_walk() -> None:
+def test_n_step_window_equals_a_loop_over_rows() -> None:
     g = torch.Generator().manual_seed(3)
     batch, n = 200, 5
     rewards = torch.randn(batch, n, generator=g)

@@ -31,7 +31,7 @@ def test_symlog_and_symexp_have_slope_one_at_zero(function) -> None:
     assert torch.autograd.grad(function(x), x)[0].item() == 1.0
 
 
-def test_twohot_by_hand_with_uneven_bins() -> None:
+def test_twohot_with_uneven_bins_matches_hand_computed_values() -> None:
     bins = torch.tensor([-1.0, 0.0, 4.0])
     x = torch.tensor([[-5.0, -1.0, -0.25], [0.0, 1.0, 9.0]])
     expected = [[[1, 0, 0], [1, 0, 0], [0.25, 0.75, 0]], [[0, 1, 0], [0, 0.75, 0.25], [0, 0, 1]]]
@@ -64,13 +64,13 @@ def test_twohot_vmap_equals_loop() -> None:
     assert torch.equal(batched, torch.stack([twohot.twohot_encode(row, bins) for row in x]))
 
 
-def test_value_rescale_by_hand() -> None:
+def test_value_rescale_matches_hand_computed_values() -> None:
     x = torch.tensor([0.0, 3.0, -8.0, 99.0])
     torch.testing.assert_close(twohot.value_rescale(x), torch.tensor([0.0, 1.003, -2.008, 9.099]))
 
 
 @pytest.mark.parametrize("eps", [1e-3, 1e-2])
-def test_value_rescale_inverse(eps: float) -> None:
+def test_value_rescale_inverse_round_trip(eps: float) -> None:
     x = torch.cat((torch.linspace(-1e-3, 1e-3, 21), torch.linspace(-1e4, 1e4, 2001)))
     # float32 throughout: the textbook formula is off by 1e-4 here
     round_trip = twohot.value_rescale_inverse(twohot.value_rescale(x, eps), eps)

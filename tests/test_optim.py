@@ -1,4 +1,4 @@
-"""Functional optimisers against torch.optim, clipping, target updates, schedules."""
+"""Functional optimisers against torch.optim; gradient clipping, target updates and schedules."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_clip_by_norm() -> None:
     assert torch.equal(clip_by_norm(torch.zeros(2), 1.0), torch.zeros(2))
 
 
-def test_polyak_and_periodic() -> None:
+def test_target_updates() -> None:
     target, params = torch.tensor([0.0, 10.0]), torch.tensor([1.0, 0.0])
     torch.testing.assert_close(polyak(target, params, 0.1), torch.tensor([0.1, 9.0]))
     assert polyak(target, params, 1.0) is params
@@ -72,7 +72,7 @@ def value(schedule: Schedule, progress: float) -> float:
     return float(schedule(torch.tensor(progress)))
 
 
-def test_schedules() -> None:
+def test_schedule_values() -> None:
     assert Schedule(start=0.3)(torch.tensor(0.5)) == 0.3
     linear = Schedule(kind="linear", start=1.0, end=0.2)
     assert [value(linear, p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([1.0, 0.8, 0.6, 0.2])
@@ -88,13 +88,13 @@ def test_schedules() -> None:
     assert [value(flat, p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.0, 1.0, 2.0, 2.0])
 
 
-def test_schedules_as_data() -> None:
+def test_schedules_are_parsed_and_validated() -> None:
     parse = TypeAdapter(Positive).validate_python
     assert parse(3e-4) == Schedule(start=3e-4)
     assert parse("0.001") == Schedule(start=1e-3)
     assert parse("lin_0.001") == Schedule(kind="linear", start=1e-3, end=0.0)
     assert parse({"kind": "cosine", "start": 0.1, "warmup": 0.1}).kind == "cosine"
-    never = {"kind": "linear", "start": 1.0, "warmup": 0.5, "fraction": 0.3}  # it would fall to its end at once
+    never = {"kind": "linear", "start": 1.0, "warmup": 0.5, "fraction": 0.3}  # ends before the warm-up does
     bad_kinds = ({"kind": "linear", "start": 1.0, "end": -1.0}, {"kind": "step", "start": 1.0}, {"kind": "linear"})
     for bad in (-1.0, True, "fast", [1.0], math.inf, "nan", never, *bad_kinds):
         with pytest.raises(ValidationError):

@@ -94,7 +94,8 @@ def test_broken_plug_ins_are_a_sentence_each(installed: dict[str, Any]) -> None:
     assert len(warnings) == 3
     assert all(line.startswith("warning: the plug-in ") for line in warnings)
     text = "\n".join(warnings)
-    assert "gone (broken_plugin:ENTRY) is left out: ModuleNotFoundError: No module named 'broken_plugin'" in text
-    assert "dqn (rl_training_boltzmann:ENTRY) is left out: it must be, or return, a registry Entry named 'dqn'" in text
-    assert "odd (builtins:dict) is left out" in text
+    assert "gone (broken_plugin:ENTRY) was not loaded: ModuleNotFoundError: No module named 'broken_plugin'" in text
+    needed = "the entry point must be, or return, a registry Entry named 'dqn'"
+    assert f"dqn (rl_training_boltzmann:ENTRY) was not loaded: {needed}" in text
+    assert "odd (builtins:dict) was not loaded" in text
     assert "Traceback" not in installed["stderr"]

@@ -1,6 +1,6 @@
-"""Environments whose right answer is known: what an agent learns there is compared with the closed form.
+"""Agents on probe environments, compared with the values known in closed form.
 
-A library that treats a time limit as the end of the world gets the first of these wrong, and nothing else notices.
+The first test fails if a time limit is treated as termination, a bug that no other test would notice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recipes(quick: str) -> list[Any]:
 
 @pytest.mark.parametrize("algo", recipes("ppo"))
 def test_time_limit_is_not_the_end(algo: str, tmp_path: Path) -> None:
-    """Reward 1 for ever, cut every ten steps: the value is 1 / (1 - gamma) = 10, not the 6.5 of ten steps."""
+    """Reward 1 at every step, truncated after ten steps: the value is 1 / (1 - gamma) = 10, not 6.5 (ten steps)."""
     agent = trained(algo, "ConstantReward", tmp_path, horizon=10, ending="truncated")
     assert agent.value(np.ones(1, np.float32)) == pytest.approx(1.0 / (1.0 - GAMMA), rel=0.05)
 
@@ -99,7 +99,7 @@ def test_action_that_pays_is_learned(algo: str, tmp_path: Path) -> None:
             assert float(action[0]) == pytest.approx(sign / 2, abs=0.15)
         else:
             assert int(action) == (sign > 0)
-    if algo == "dqn":  # one-step episodes: Q is the reward itself
+    if algo == "dqn":  # episodes have one step, so Q is the reward
         assert agent.q_values(np.array([1.0], np.float32)) == pytest.approx([0.0, 1.0], abs=0.05)
         assert agent.q_values(np.array([[-1.0]], np.float32))[0] == pytest.approx([1.0, 0.0], abs=0.05)
     best = 0.0 if RECIPES[algo]["continuous"] else 1.0

@@ -1,4 +1,4 @@
-"""The stateless generator: the same bits however it is run, and numbers that are as random as they claim."""
+"""The stateless generator: identical bits in every execution mode, and the right distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = 50_000
 SEEDS = (0, 1, 2, 12345, 2**31 - 1)
 
 
-def test_key_from_seed_has_the_bits_of_splitmix64() -> None:
+def test_key_from_seed_matches_splitmix64() -> None:
     """The mixer against a plain Python SplitMix64 finaliser."""
 
     def mix(x: int) -> int:
@@ -37,7 +37,7 @@ def test_vmap_equals_loop_bit_for_bit(draw) -> None:
     assert all(torch.equal(batched[i], draw(key, (7, 3))) for i, key in enumerate(keys))
 
 
-def test_fold_by_number_by_tensor_and_under_vmap_agree() -> None:
+def test_fold_agrees_for_ints_tensors_and_vmap() -> None:
     key, steps = rng.key_from_seed(3), torch.arange(50)
     by_int = torch.stack([rng.fold(key, int(step)) for step in steps])
     by_tensor = torch.stack([rng.fold(key, step) for step in steps])
@@ -98,7 +98,7 @@ def test_streams_seeds_and_steps_are_independent() -> None:
             assert _correlation(a, b) < limit
             assert not torch.equal(a[:8].sort().values, b[:8].sort().values)
     first = torch.stack([rng.uniform(rng.fold(keys[0], step), (1,))[0] for step in range(4000)])
-    assert stats.kstest(first.numpy(), "uniform").pvalue > 1e-3  # one number of each step, as acting draws them
+    assert stats.kstest(first.numpy(), "uniform").pvalue > 1e-3  # one number per step, as when acting
 
 
 @pytest.mark.parametrize("high", [1, 2, 7, 1000, 2**31 - 1])
@@ -124,7 +124,7 @@ def test_minibatch_orders_drawn_ahead_equal_those_drawn_at_their_step() -> None:
     assert all(np.array_equal(row, rng.permutation(torch.tensor(key), 100)) for key, row in zip(keys, together))
     learner = RolloutLearner.__new__(RolloutLearner)
     learner._drawn = {}
-    steps = [0, 4, 8, 12, 100, 103, 106, 107, 107, 111]  # three epochs of four steps, then none of what was expected
+    steps = [0, 4, 8, 12, 100, 103, 106, 107, 107, 111]  # three epochs of four steps, then unexpected steps
     for left, step in zip([3, 2, 1, 4, 3, 2, 1, 2, 1, 1], steps):
         key = rng.fold_int(rng.fold_int(-7, SHUFFLE), step)
         assert np.array_equal(learner._order(-7, step, 64, 4, left), rng.permutation_int(key, 64))

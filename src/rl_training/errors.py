@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this": the command line prints its message and exits with status 2."""
+"""UserError: a problem that the user can fix. The command line prints its message and exits with status 2."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class UserError(ValueError):
-    """Bad input, told in the user's words: what was given, what is allowed, what to do."""
+    """Bad input. The message says what was given, what is allowed and what to do."""
 
 
 class NonFiniteError(RuntimeError):
-    """Training produced NaN or infinity; the message says where, and where the evidence was saved."""
+    """Training produced NaN or infinity. The message says where, and where the dump was saved."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'gamma'?"`, or nothing when no known word is near."""
+    """`" Did you mean 'gamma'?"`, or an empty string if no known word is close."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
-def _fields(model: type[BaseModel], path: Iterable[int | str]) -> list[str]:
-    """Names of the fields of a model inside another one."""
+def _field_names(model: type[BaseModel], path: Iterable[int | str]) -> list[str]:
+    """Field names of the model at `path` inside another model."""
     for part in path:
         pending: list[Any] = [model.model_fields[part].annotation] if part in model.model_fields else []
         while pending:
@@ -37,25 +37,25 @@ def _fields(model: type[BaseModel], path: Iterable[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it: at most a line (and Python refuses to print very large integers)."""
+def short_repr(value: object) -> str:
+    """A value for a message, shortened to one line."""
     try:
         text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
+    except ValueError:  # Python refuses to print very large integers
+        return "a number with thousands of digits"
     return text if len(text) <= 120 else f"{text[:100]}..."
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem that pydantic found with making a `model`, as a sentence with key, value and what is allowed;
-    a key that does not exist comes before all others."""
+    """The first problem that pydantic found, as a sentence with the key, its value and what is allowed. Unknown keys
+    come before all other problems."""
     problems = error.errors(include_url=False)
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = _fields(model, problem["loc"][:-1])
+        known = _field_names(model, problem["loc"][:-1])
         return f"unknown key '{key}'.{did_you_mean(str(problem['loc'][-1]), known)} Known: {', '.join(sorted(known))}"
     if problem["type"] == "missing":
-        return f"{key} is missing in {shown(problem['input'])}"
+        return f"{key} is missing in {short_repr(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("valid tuple", "list")
-    return f"{key} = {shown(problem['input'])}: {message}" if key else message
+    return f"{key} = {short_repr(problem['input'])}: {message}" if key else message

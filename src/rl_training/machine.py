@@ -1,4 +1,4 @@
-"""What this process may use of the machine it runs on."""
+"""The resources of this machine that the process may use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 
 def usable_cpus() -> int:
-    """Processors that this process may run on: fewer than the machine has under taskset, cpusets and batch systems."""
+    """Number of CPUs that this process may use. taskset, cpusets and batch systems may allow fewer than there are."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""The one table of algorithms. It imports nothing heavy: `rl-training --help` and `list` must answer at once.
+"""The table of all algorithms. It imports nothing heavy, so that `rl-training --help` and `list` answer at once.
 
-Adding an algorithm is one line here. Other packages add theirs through the entry-point group `rl_training.algorithms`:
-each entry point is named after the algorithm and points to an `Entry`, or to a function that returns one.
+To add an algorithm, add one line here. Other packages use the entry-point group `rl_training.algorithms`: each entry
+point has the algorithm's name and refers to an `Entry`, or to a function that returns one.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ ANY = ("discrete", "multi_discrete", "multi_binary", "box")
 
 @dataclass(frozen=True)
 class Entry:
-    name: str  # as in configs and on the command line
-    class_name: str  # as in Python
+    name: str  # in configs and on the command line
+    class_name: str  # in Python
     target: str  # module:Class
     family: str
     loop: str
     actions: tuple[str, ...]
     summary: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # a variant is the same class with other defaults
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # a variant is the same class with different defaults
 
     def load(self) -> type[Any]:
-        """The algorithm's class; a variant gets a subclass that differs in its defaults only."""
+        """The algorithm's class. A variant is a subclass that differs only in its defaults."""
         return _load(self.name)
 
 
 def _family(family: str, folder: str, loop: str, actions: tuple[str, ...]) -> Callable[..., Entry]:
-    """Entries of one family: `target` is module:Class in the family's folder; other keywords are defaults."""
+    """Makes entries of one family. `target` is module:Class in the family's folder; other keywords are defaults."""
 
     def make(
         name: str, class_name: str, target: str, summary: str, *, loop: str = loop, actions: tuple[str, ...] = actions,
@@ -73,7 +73,7 @@ _TABLE: tuple[Entry, ...] = (
     _value("dueling_dqn", "DuelingDQN", "dqn:DQN",
            "DQN with value and advantage streams (Wang et al. 2016)", dueling=True),
     _value("noisy_dqn", "NoisyDQN", "dqn:DQN",
-           "DQN that explores by noisy weights (Fortunato et al. 2018)", noisy=True),
+           "DQN with noisy weights for exploration (Fortunato et al. 2018)", noisy=True),
     _value("prioritized_dqn", "PrioritizedDQN", "dqn:DQN",
            "DQN with prioritised replay (Schaul et al. 2016)", prioritized=True),
     _value("n_step_dqn", "NStepDQN", "dqn:DQN", "DQN with 3-step returns", n_step=3),
@@ -82,7 +82,7 @@ _TABLE: tuple[Entry, ...] = (
            target_rule="munchausen"),
     _value("c51_dqn", "C51DQN", "c51:C51DQN", "Categorical distribution of the return (Bellemare et al. 2017)"),
     _value("rainbow_dqn", "RainbowDQN", "c51:C51DQN",
-           "C51, double, dueling, noisy, prioritised and 3-step together (Hessel et al. 2018)",
+           "C51 with double, dueling, noisy, prioritised and 3-step learning (Hessel et al. 2018)",
            double=True, dueling=True, noisy=True, prioritized=True, n_step=3),
     _value("qr_dqn", "QRDQN", "qr_dqn:QRDQN", "Quantile regression of the return (Dabney et al. 2018)"),
     _value("iqn", "IQN", "iqn:IQN", "Implicit quantile networks (Dabney et al. 2018)"),
@@ -96,13 +96,13 @@ _TABLE: tuple[Entry, ...] = (
            dueling=True, prioritized=True, prioritized_alpha=0.9, prioritized_beta=0.6, n_step=5),
     _on_policy("ppo", "PPO", "ppo:PPO", "Proximal policy optimisation (Schulman et al. 2017)"),
     _on_policy("recurrent_ppo", "RecurrentPPO", "recurrent_ppo:RecurrentPPO",
-               "PPO whose actor and critic remember, by LSTM or GRU"),
+               "PPO with a recurrent actor and critic (LSTM or GRU)"),
     _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
-    _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors corrected by V-trace (Espeholt et al. 2018)"),
-    _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that share value features (Cobbe et al. 2021)"),
+    _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors with V-trace correction (Espeholt et al. 2018)"),
+    _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"),
     _evolution("ars", "ARS", "ars:ARS", "Augmented random search over (linear) policies (Mania et al. 2018)"),
-    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Evolution strategies on ranks (Salimans et al. 2017)"),
+    _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Rank-based evolution strategies (Salimans et al. 2017)"),
     _continuous("sac", "SAC", "sac:SAC", "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
                 num_critics=1, policy_delay=1, target_policy_noise=0.0),
@@ -113,51 +113,50 @@ _TABLE: tuple[Entry, ...] = (
     _continuous("droq", "DroQ", "redq:REDQ", "SAC with dropout and LayerNorm critics (Hiraoka et al. 2022)",
                 num_critics=2, dropout=0.01, layer_norm=True),
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
-    _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch normalisation, no targets (Bhatt et al. 2024)"),
-    _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on half prior data, half fresh replay (Ball et al. 2023)"),
+    _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch norm and no target networks (Bhatt et al. 2024)"),
+    _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on batches of half prior, half new data (Ball et al. 2023)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
     _model_based("mbpo", "MBPO", "mbpo:MBPO", "SAC on short rollouts of a learned model (Janner et al. 2019)"),
     _model_based("pets", "PETS", "pets:PETS",
-                 "Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"),
+                 "Planning with trajectories sampled from a learned ensemble (Chua et al. 2018)"),
     _imitation("gail", "GAIL", "gail:GAIL", "Generative adversarial imitation with PPO (Ho & Ermon 2016)"),
-    _imitation("airl", "AIRL", "airl:AIRL", "GAIL whose discriminator contains a reward (Fu et al. 2018)"),
-    _imitation("dagger", "DAgger", "dagger:DAgger", "Cloning what an expert would do where the learner goes",
-               loop="off_policy"),
+    _imitation("airl", "AIRL", "airl:AIRL", "GAIL with a discriminator that learns a reward (Fu et al. 2018)"),
+    _imitation("dagger", "DAgger", "dagger:DAgger",
+               "Cloning of an expert's actions in the states that the learner visits", loop="off_policy"),
     _world_model("dreamer", "Dreamer", "dreamer:Dreamer",
                  "Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"),
-    _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"),
+    _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, penalised for model uncertainty (Yu et al. 2020)"),
     _offline("combo", "COMBO", "combo:COMBO",
-             "MOPO with critics that are conservative where its model goes (Yu et al. 2021)"),
+             "Offline MBPO with critics that are conservative on model rollouts (Yu et al. 2021)"),
     _offline("bc", "BC", "bc:BC", "Behavioural cloning: regression on the actions of a dataset", actions=ANY),
-    _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"),
+    _offline("td3_bc", "TD3BC", "td3_bc:TD3BC", "TD3 with a behavioural-cloning term (Fujimoto & Gu 2021)"),
     _offline("iql", "IQL", "iql:IQL", "Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"),
     _offline("cql", "CQL", "cql:CQL", "Conservative Q-learning (Kumar et al. 2020)"),
     _offline("xql", "XQL", "xql:XQL", "IQL with Gumbel regression of the value (Garg et al. 2023)"),
-    _offline("awac", "AWAC", "awac:AWAC", "Actor-critic by advantage-weighted regression (Nair et al. 2020)"),
+    _offline("awac", "AWAC", "awac:AWAC", "Actor-critic with advantage-weighted regression (Nair et al. 2020)"),
     _offline("crr", "CRR", "awac:AWAC", "Critic-regularised regression (Wang et al. 2020)",
              weighting="binary", num_actions=4),
     _offline("edac", "EDAC", "edac:EDAC", "SAC with an ensemble of diversified critics (An et al. 2021)"),
     _offline("rebrac", "ReBRAC", "rebrac:ReBRAC", "TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"),
-    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL whose values stay above the data's returns (Nakamoto et al. 2023)"),
-    _offline("bcq", "BCQ", "bcq:BCQ", "Q-learning over actions the data could contain (Fujimoto et al. 2019)"),
-    _offline("marwil", "MARWIL", "marwil:MARWIL",
-             "Imitation weighted by the advantage of each action (Wang et al. 2018)", actions=ANY),
+    _offline("cal_ql", "CalQL", "cql:CalQL", "CQL bounded below by the data's returns (Nakamoto et al. 2023)"),
+    _offline("bcq", "BCQ", "bcq:BCQ", "Q-learning limited to actions likely under the dataset (Fujimoto et al. 2019)"),
+    _offline("marwil", "MARWIL", "marwil:MARWIL", "Advantage-weighted imitation (Wang et al. 2018)", actions=ANY),
     _offline("discrete_cql", "DiscreteCQL", "discrete_cql:DiscreteCQL",
              "Conservative Q-learning for discrete actions (Kumar et al. 2020)", actions=DISCRETE),
     _offline("discrete_iql", "DiscreteIQL", "discrete_iql:DiscreteIQL",
              "Implicit Q-learning for discrete actions (Kostrikov et al. 2022)", actions=DISCRETE),
     _offline("decision_transformer", "DecisionTransformer", "decision_transformer:DecisionTransformer",
-             "Actions as a transformer's answer to a wanted return (Chen et al. 2021)", actions=("box", "discrete")),
-    _offline("iql_online", "IQLOnline", "iql:IQLOnline", "IQL that goes on in the environment", loop="off_policy"),
-    _offline("awac_online", "AWACOnline", "awac:AWACOnline", "AWAC that goes on in the environment", loop="off_policy"),
-    _offline("cal_ql_online", "CalQLOnline", "cql:CalQLOnline",
-             "Cal-QL that goes on in the environment", loop="off_policy"),
+             "Transformer that predicts actions from a desired return (Chen et al. 2021)", actions=("box", "discrete")),
+    _offline("iql_online", "IQLOnline", "iql:IQLOnline", "IQL fine-tuned in the environment", loop="off_policy"),
+    _offline("awac_online", "AWACOnline", "awac:AWACOnline", "AWAC fine-tuned in the environment", loop="off_policy"),
+    _offline("cal_ql_online", "CalQLOnline", "cql:CalQLOnline", "Cal-QL fine-tuned in the environment",
+             loop="off_policy"),
 )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def entries() -> dict[str, Entry]:
-    """Every algorithm by name: ours, then those of installed plug-ins (which cannot replace ours)."""
+    """All algorithms by name: the built-in ones, then those of installed plug-ins, which cannot replace them."""
     table = {entry.name: entry for entry in _TABLE}
     from importlib.metadata import entry_points
 
@@ -166,10 +165,10 @@ def entries() -> dict[str, Entry]:
             found = _plug_in(point)
             if found.name in table:
                 raise UserError(f"the name '{found.name}' is taken")
-        except Exception as error:  # a stranger's package must not take the whole command line with it
+        except Exception as error:  # a faulty plug-in must not break the command line
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             reason = reason.removeprefix("UserError: ")
-            warnings.warn(f"the plug-in {point.name} ({point.value}) is left out: {reason}", stacklevel=2)
+            warnings.warn(f"the plug-in {point.name} ({point.value}) was not loaded: {reason}", stacklevel=2)
         else:
             table[found.name] = found
     return table
@@ -179,14 +178,14 @@ def _plug_in(point: EntryPoint) -> Entry:
     found = point.load()
     found = found if isinstance(found, Entry) else found()
     if not isinstance(found, Entry) or found.name != point.name:
-        raise UserError(f"it must be, or return, a registry Entry named '{point.name}'")
+        raise UserError(f"the entry point must be, or return, a registry Entry named '{point.name}'")
     return found
 
 
 def entry(name: str) -> Entry:
     table = entries()
     if name not in table:
-        raise UserError(f"unknown algorithm '{name}'.{did_you_mean(name, table)} `rl-training list` shows all of them")
+        raise UserError(f"unknown algorithm '{name}'.{did_you_mean(name, table)} See `rl-training list`")
     return table[name]
 
 
@@ -195,18 +194,18 @@ def entry_of_class(class_name: str) -> Entry | None:
 
 
 def resolve(target: str) -> Any:
-    """What a table names as `module:attribute`, imported when it is asked for."""
+    """Import the object that `target` names as `module:attribute`."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def train_function(name: str) -> Any:
-    """`train_<name>(config)`, a public name of the algorithms whose code belongs to the API."""
+    """The function `train_<name>(config)`. The algorithms package exports it, but its code is in the API."""
     return resolve("rl_training.api.managed:train_function")(name)
 
 
 def load_transition_dataset(*arguments: Any, **fields: Any) -> Any:
-    """A public name of the data package whose code belongs to the experiments: recipes may train agents."""
+    """Load or make a dataset. Exported by the data package; its code is in experiment, as recipes may train agents."""
     return resolve("rl_training.experiment.run.transition_data:load_transition_dataset")(*arguments, **fields)
 
 
@@ -226,7 +225,7 @@ def _load(name: str) -> type[Any]:
 
 
 def presets(name: str | None = None) -> list[str]:
-    """Packaged presets, as `algo/env`."""
+    """Names of the packaged presets, `algo/env`."""
     root = resources.files("rl_training") / "assets" / "configs"
     found = [
         f"{folder.name}/{file.name.removesuffix('.yaml')}"
@@ -239,8 +238,8 @@ def presets(name: str | None = None) -> list[str]:
 
 
 def results(folder: Path | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What `rl-training verify` has written, by algorithm: in `folder`, or else in this directory, or else what came
-    with the package (in a clone it is beside it)."""
+    """The results that `rl-training verify` has written, by algorithm. They are read from `folder`, or else from
+    `results` in the working directory, or else from the copy shipped with the package or its repository."""
     package = Path(__file__).parent
     places = [folder] if folder else [Path("results"), package / "assets/results", package.parents[1] / "results"]
     found: dict[str, list[dict[str, Any]]] = {}

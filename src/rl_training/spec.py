@@ -1,4 +1,4 @@
-"""What an algorithm needs to know about an environment: the shapes after encoding, and nothing else."""
+"""What an algorithm needs to know about an environment: the shapes of encoded observations and actions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-MASK = "action_mask"  # the part of an observation that says which actions are allowed
+MASK = "action_mask"  # name of the observation array that marks the allowed actions
 Array = NDArray[Any]
-EnvSource = str | Callable[..., Any]  # the id of an environment, or a function that makes one
+EnvSource = str | Callable[..., Any]  # an environment id, or a function that makes an environment
 ActionKind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
 
@@ -28,14 +28,14 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action space. Box actions are stored and produced in [-1, 1] when `bounded`; the adapter rescales them."""
+    """The action space. If `bounded`, Box actions are produced and stored in [-1, 1], and the adapter rescales them."""
 
     kind: ActionKind
-    nvec: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: one entry a component; multi_binary: (2,) * n
-    shape: tuple[int, ...] = ()  # shape of one action given to the environment: () for discrete
+    nvec: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: one entry per component; multi_binary: (2,) * n
+    shape: tuple[int, ...] = ()  # shape of one action in the environment: () for discrete
     low: tuple[float, ...] = ()  # box only, flattened
     high: tuple[float, ...] = ()
-    start: int = 0  # discrete only: the first action's number in the environment
+    start: int = 0  # discrete only: number of the environment's first action
 
     @property
     def discrete(self) -> bool:
@@ -47,7 +47,7 @@ class ActionSpec:
 
     @property
     def dim(self) -> int:
-        """Length of the flat action vector (box), number of components (multi_*), 1 (discrete)."""
+        """Length of the flat action vector (box), number of components (multi_*), or 1 (discrete)."""
         return len(self.low) if self.kind == "box" else len(self.nvec)
 
     @property
@@ -65,7 +65,7 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class GoalSpec:
-    """Where a goal environment's two goals lie in the observation vector: (first number, past the last)."""
+    """Slices of the observation vector that hold a goal environment's two goals, as (start, stop)."""
 
     achieved: tuple[int, int]
     desired: tuple[int, int]
@@ -74,26 +74,26 @@ class GoalSpec:
 @dataclass(frozen=True)
 class EnvSpec:
     env_id: str
-    observation: ArraySpec | dict[str, ArraySpec]  # a dict only when several arrays come together
+    observation: ArraySpec | dict[str, ArraySpec]  # a dict if an observation has several arrays
     action: ActionSpec
     max_episode_steps: int | None = None
-    goal: GoalSpec | None = None  # dict observations with observation, achieved_goal and desired_goal
+    goal: GoalSpec | None = None  # for dict observations with observation, achieved_goal and desired_goal
 
     @property
     def obs_dim(self) -> int:
         """Length of a vector observation."""
         if isinstance(self.observation, dict) or len(self.observation.shape) != 1:
-            raise ValueError(f"{self.env_id} has no plain vector observation: {self.observation}")
+            raise ValueError(f"{self.env_id} does not have a single vector as observation: {self.observation}")
         return self.observation.shape[0]
 
     @property
     def masked(self) -> bool:
-        """Does the environment say which actions are allowed?"""
+        """Whether the environment provides an action mask."""
         return isinstance(self.observation, dict) and MASK in self.observation
 
     @property
     def unmasked(self) -> EnvSpec:
-        """The spec without the mask: what networks read."""
+        """The spec without the action mask, as networks see it."""
         if not isinstance(self.observation, dict) or MASK not in self.observation:
             return self
         rest = {name: array for name, array in self.observation.items() if name != MASK}

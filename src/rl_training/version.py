@@ -1,3 +1,3 @@
-"""The version of this library. A root module, so that every layer can name it."""
+"""The version of this library, in a root module so that every layer can import it."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command line. One module a command; nothing heavy is imported before a command needs it."""
+"""The command line, with one module per command. Heavy modules are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rl-training` with these arguments (the process's by default) and return the exit status."""
+    """Run `rl-training` with these arguments (by default the process's) and return the exit status."""
     from rl_training.cli.app import app
-    from rl_training.cli.boundary import guarded
+    from rl_training.cli.boundary import run_app
 
     if argv is not None:
-        return guarded(app, list(argv))
-    # The process is ours: also outside of training SIGTERM ends it with 143, and once it ends by a signal, a second
-    # one (an impatient user) can no longer change how.
+        return run_app(app, list(argv))
+    # This process belongs to us. SIGTERM ends it with status 143, also outside of training. Once a signal ends it, a
+    # second one from an impatient user no longer changes the exit status.
     signal.signal(signal.SIGTERM, _terminated)
-    status = guarded(app, sys.argv[1:])
+    status = run_app(app, sys.argv[1:])
     if status > 128:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

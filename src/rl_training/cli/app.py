@@ -30,7 +30,7 @@ from rl_training.cli.tune import tune, tune_report
 from rl_training.cli.verify import verify
 from rl_training.cli.verify_resume import verify_resume
 
-# Plain help: rich would cost more time than everything else together.
+# Plain help texts: importing rich would take longer than everything else together.
 app = typer.Typer(
     name="rl-training", add_completion=False, rich_markup_mode=None, no_args_is_help=False, epilog=EPILOG,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -49,9 +49,9 @@ def _version(asked: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback if an error occurs.")] = False,
 ) -> None:
     """Train, evaluate and resume reinforcement-learning agents."""
     if context.invoked_subcommand is None:
@@ -59,28 +59,28 @@ def root(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "train": (train, "Train an agent, or a study of several seeds."),
+    "train": (train, "Train an agent, or a study with several seeds."),
     "eval": (evaluate, "Evaluate a checkpoint."),
-    "record": (record, "Record episodes of a checkpoint as videos."),
-    "dream": (dream, "Show what a world model predicts."),
-    "sweep": (sweep, "Train a grid of settings in worker processes."),
-    "tune": (tune, "Search for better settings (Optuna)."),
-    "tune-report": (tune_report, "Show a tuning study."),
-    "resume": (resume, "Continue a run as if it had never stopped."),
-    "finetune": (finetune, "Go on in the environment after offline training."),
-    "plan": (plan, "Say what a run will need, before it is started."),
-    "lint-env": (lint_env, "Try an environment and say what is wrong with it."),
+    "record": (record, "Record videos of a trained agent."),
+    "dream": (dream, "Compare a world model's predictions with reality."),
+    "sweep": (sweep, "Train every combination of a grid of settings."),
+    "tune": (tune, "Search for better settings with Optuna."),
+    "tune-report": (tune_report, "Show the results of a tuning study."),
+    "resume": (resume, "Continue a run exactly where it stopped."),
+    "finetune": (finetune, "Continue training an offline agent in the environment."),
+    "plan": (plan, "Estimate the memory, disk space and time of a run."),
+    "lint-env": (lint_env, "Check an environment for mistakes."),
     "predict": (predict, "Print the action for an observation."),
-    "export": (export, "Write the policy as an ONNX file."),
-    "report": (report, "Scores of runs, with intervals and plots."),
-    "leaderboard": (leaderboard, "Rank the runs below a directory."),
-    "compare": (compare, "Is run B worse than run A? (exit status 1)"),
-    "config": (config, "Show a complete configuration."),
-    "list": (list_algorithms, "Show the algorithms."),
-    "verify": (verify, "Compare a score with its published bar."),
-    "verify-resume": (verify_resume, "Check that a configuration resumes exactly."),
-    "replay-crash": (replay_crash, "Find what became NaN first."),
-    "doctor": (doctor, "Check this machine."),
+    "export": (export, "Export a policy to ONNX or torch.export."),
+    "report": (report, "Summarise runs with scores, intervals and plots."),
+    "leaderboard": (leaderboard, "Rank the runs in a directory."),
+    "compare": (compare, "Test whether run B is worse than run A."),
+    "config": (config, "Show the complete configuration of a run."),
+    "list": (list_algorithms, "List the algorithms."),
+    "verify": (verify, "Compare an algorithm's score with its published bar."),
+    "verify-resume": (verify_resume, "Check that a run resumes exactly."),
+    "replay-crash": (replay_crash, "Find the operation that first produced NaN."),
+    "doctor": (doctor, "Check this machine and installation."),
 }
 for _name, (_function, _summary) in _COMMANDS.items():
     app.command(_name, short_help=_summary)(interruptible(_function))

@@ -1,6 +1,6 @@
-"""Where errors become one sentence and an exit status: 2 for what the user can fix, 1 for what only we can.
+"""Turns every error into one sentence and an exit status: 2 if the user can fix it, 1 if only we can.
 
-Everything a command raises ends here, so no command needs a `try` of its own and none can show a traceback by accident.
+All exceptions of a command end up here. So no command needs its own `try`, and none shows a traceback by accident.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rl_training.errors import NonFiniteError, UserError, did_you_mean
 EPILOG = "Start with: rl-training train --config ppo/cartpole"
 PROGRAM = "rl-training"
 DEBUG = "--debug"
-_LONGEST = 600  # characters of a message: a value of a million digits must not fill the screen
+_MAX_LENGTH = 600  # of a message, in characters: a value with a million digits must not fill the screen
 
-_stdout: Any = None  # the process's own, while another stands in its place
+_stdout: Any = None  # the original stdout while it is redirected
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
-# Newer versions of typer carry their own copy of click: its classes are reached through the one typer has always shown.
+# Newer versions of typer bundle their own click. BadParameter is public in all versions and leads to the base classes.
 _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 
 class Interrupted(Exception):
-    """Ctrl-C outside a training run. Some versions of typer swallow KeyboardInterrupt, others rename it."""
+    """Ctrl-C outside of training. Some versions of typer swallow KeyboardInterrupt, others rename it."""
 
 
 def interruptible(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose Ctrl-C reaches `guarded` whatever typer does with it."""
+    """Wrap a command so that Ctrl-C reaches `run_app` with every version of typer."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
@@ -54,30 +54,30 @@ def interruptible(function: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _command(app: typer.Typer) -> Callable[..., Any]:
-    """What typer makes of the app. It would read all signatures again at each call, 40 ms a time."""
+    """The app's click command, cached: typer would read all signatures again at each call, which takes 40 ms."""
     return get_command(app)
 
 
-def guarded(app: typer.Typer, argv: list[str]) -> int:
-    """Run the app; whatever happens, the result is an exit status."""
-    debug = DEBUG in argv  # wherever it stands: who needs it appends it to the command that failed
+def run_app(app: typer.Typer, argv: list[str]) -> int:
+    """Run the app and return an exit status, whatever happens."""
+    debug = DEBUG in argv  # anywhere: users append it to the command that failed
     argv = [word for word in argv if word != DEBUG]
-    with _plain_warnings(), _any_text(), _kept_clean("--json" in argv):
+    with _one_line_warnings(), _print_any_text(), _redirect_prints("--json" in argv):
         try:
             status = _command(app)(argv, prog_name=PROGRAM, standalone_mode=False)
             sys.stdout.flush()
-        except BaseException as error:  # SystemExit and KeyboardInterrupt as well
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt
             status = _status_of(error, argv, debug)
     return status if isinstance(status, int) else 0
 
 
 def answer(text: str) -> None:
-    """What the command was asked for: stdout."""
+    """Print the result of the command to stdout."""
     print(text, file=_stdout or sys.stdout, flush=True)
 
 
 def tell(message: str) -> None:
-    """A line for the person at the terminal: stderr, so that stdout stays clean."""
+    """Print a message for the user to stderr, so that stdout only contains results."""
     with contextlib.suppress(OSError, ValueError):
         print(message, file=sys.stderr, flush=True)
 
@@ -94,20 +94,20 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, _UsageError):
-        return _fail(_usage(error, argv), 2)
+        return _fail(_usage_message(error, argv), 2)
     if isinstance(error, UserError | _ClickException):
         return _fail(str(error), 2)
     if isinstance(error, OSError):
-        return _fail(_os_sentence(error), 2)
+        return _fail(_os_message(error), 2)
     if isinstance(error, UnicodeEncodeError):
         return _fail("a value on the command line is not valid UTF-8", 2)
-    if isinstance(error, ValueError) and "null byte" in str(error):  # how Python refuses such a path
-        return _fail("a path holds a null character", 2)
+    if isinstance(error, ValueError) and "null byte" in str(error):  # Python's error for such a path
+        return _fail("a path contains a null character", 2)
     if isinstance(error, NonFiniteError) or type(error).__name__ == "EnvError":
         return _fail(str(error), 1)
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
-        return _fail("not enough memory; use fewer seeds or environments, a smaller buffer_size or hidden_sizes", 2)
-    where = "" if debug else f"; {_saved(error, argv)}"
+        return _fail("not enough memory; use fewer seeds or environments, or smaller buffer_size or hidden_sizes", 2)
+    where = "" if debug else f"; {_save_traceback(error, argv)}"
     return _fail(f"unexpected {type(error).__name__}: {error}{where}", 1)
 
 
@@ -117,26 +117,26 @@ def _fail(message: str, status: int) -> int:
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and control characters, and of bounded length."""
+    """The text without line breaks and control characters, and of bounded length."""
     text = _COLOURS.sub("", text)
     words = "".join(c if c.isprintable() else " " for c in text).split()
     line = " ".join(words)
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
+    if len(line) > _MAX_LENGTH:
+        line = f"{line[: _MAX_LENGTH * 2 // 3]} ... {line[-_MAX_LENGTH // 3 :]}"
     return line
 
 
-def _usage(error: Any, argv: list[str]) -> str:
-    """A sentence with the nearest spelling and where to read more; click's own has three shapes."""
+def _usage_message(error: Any, argv: list[str]) -> str:
+    """One sentence with the nearest spelling and where to read more. click formats its errors in three ways."""
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or PROGRAM
     command = getattr(context, "command", None)
-    see = f" `{path} --help` shows what there is"
+    see = f" See `{path} --help`"
     kind, text = type(error).__name__, one_line(error.format_message()).rstrip(".")
     if kind == "NoSuchOption":
         params, word = list(getattr(command, "params", ())), error.option_name.lstrip("-")
         if any(param.name in (word, f"{word}s") and not param.opts[0].startswith("-") for param in params):
-            return f"{path} takes the {word} as it is, without '--{word}'.{see}"
+            return f"give the {word} without '--{word}': {path} {word.upper()}.{see}"
         known = [name for param in params for name in param.opts if name.startswith("--")]
         return f"unknown option '{error.option_name}'.{did_you_mean(error.option_name, known)}{see}"
     if text.startswith("No such command"):
@@ -150,26 +150,26 @@ def _usage(error: Any, argv: list[str]) -> str:
     return f"{text[:1].lower()}{text[1:]}.{see}"
 
 
-def _os_sentence(error: OSError) -> str:
+def _os_message(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
 
-def _saved(error: BaseException, argv: list[str]) -> str:
-    """Keep the traceback where it can be sent from; a second failure here must not hide the first."""
+def _save_traceback(error: BaseException, argv: list[str]) -> str:
+    """Save the traceback to a file and say where it is. A failure here must not hide the first error."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="rl-training-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
             file.write(f"{PROGRAM} {' '.join(argv)}\n\n")
             traceback.print_exception(error, file=file)
-        return f"the traceback is in {file.name} (or repeat with {DEBUG} to see it)"
+        return f"the traceback is in {file.name} (or run again with {DEBUG} to see it)"
     except OSError:
-        return f"repeat with {DEBUG} to see the traceback"
+        return f"run again with {DEBUG} to see the traceback"
 
 
 def _drop_stdout() -> None:
-    """The reader has gone: what is left in the buffer must not raise again when the interpreter ends."""
+    """The reader closed the pipe: what is left in the buffer must not raise again when the interpreter exits."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, (_stdout or sys.stdout).fileno())
@@ -177,8 +177,8 @@ def _drop_stdout() -> None:
 
 
 @contextlib.contextmanager
-def _kept_clean(as_json: bool) -> Iterator[None]:
-    """With --json stdout holds one object and nothing else: what an environment or a library prints goes to stderr."""
+def _redirect_prints(as_json: bool) -> Iterator[None]:
+    """With --json, stdout contains exactly one object: what an environment or a library prints goes to stderr."""
     global _stdout
     if not as_json:
         yield
@@ -192,8 +192,8 @@ def _kept_clean(as_json: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Warnings as one line without file and source; each once."""
+def _one_line_warnings() -> Iterator[None]:
+    """Show each warning once, as one line without file and source."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -208,8 +208,8 @@ def _plain_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _any_text() -> Iterator[None]:
-    """Names may hold bytes that the terminal's encoding has no character for; printing them must not fail."""
+def _print_any_text() -> Iterator[None]:
+    """Printing must not fail for names that the terminal's encoding cannot represent."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     yield

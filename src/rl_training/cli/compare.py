@@ -12,12 +12,12 @@ from rl_training.cli.report import At, Bounds, Metric, Normalize, Partial, read_
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="The run to hold to: a run directory or a directory of runs.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The new run.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="Baseline: a run directory or a directory of runs.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The new run, or a directory of new runs.")],
     metric: Metric = None,
     statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="iqm, mean or median.")] = "iqm",
     tolerance: Annotated[
-        float, typer.Option("--tolerance", metavar="X", min=0.0, help="How much worse B may be, in units of the score.")
+        float, typer.Option("--tolerance", metavar="X", min=0.0, help="Score difference by which B may be worse.")
     ] = 0.0,
     at: At = None,
     normalize: Normalize = False,
@@ -25,9 +25,9 @@ def compare(
     partial: Partial = False,
     as_json: o.Json = False,
 ) -> None:
-    """Compare B with A; exit status 1 when B is significantly worse.
+    """Compare run B with run A. The exit status is 1 if B is significantly worse.
 
-    Significantly: the whole 95 % interval of the difference is below minus the tolerance.
+    Significantly worse means that the whole 95 % interval of the difference B - A is below minus the tolerance.
     """
     from rl_training.reports import analysis
     from rl_training.reports.text import percent, ranged

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.run.config import TrainConfig
 
 
-class Format(str, Enum):  # older versions of typer know no Literal
+class Format(str, Enum):  # older versions of typer do not support Literal
     yaml = "yaml"
     json = "json"
 
@@ -30,9 +30,9 @@ def config(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
-    form: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.yaml,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.yaml,
 ) -> None:
-    """Show the complete configuration of a run, every default included. As YAML it is a file for --config."""
+    """Show the complete configuration of a run, including all defaults. The YAML output is a valid --config file."""
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         output_dir=output_dir, device=device, execution=execution,
@@ -44,7 +44,7 @@ def config(
 
 
 def as_yaml(config: TrainConfig) -> str:
-    """The config with what each field means beside it."""
+    """The config as YAML, with a comment that explains each field."""
     from rl_training import registry
 
     out = []
@@ -64,9 +64,9 @@ def as_yaml(config: TrainConfig) -> str:
 def _entry(name: str, value: Any, description: str | None) -> str:
     import yaml
 
-    flow = None if isinstance(value, dict | list) else False  # [64, 64] on one line, but no braces around `seed: 0`
+    flow = None if isinstance(value, dict | list) else False  # `[64, 64]` on one line, but `seed: 0` without braces
     text: str = yaml.safe_dump({name: value}, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=10**6)
     comment = f"# {' '.join(description.split())}" if description else ""
-    if text.count("\n") > 1:  # a comment inside a block would be read as part of a text
+    if text.count("\n") > 1:  # within a block, a comment would be read as part of the value
         return f"{comment}\n{text}"
     return f"{text.rstrip():<32}  {comment}".rstrip() + "\n"

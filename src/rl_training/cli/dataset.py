@@ -16,13 +16,12 @@ from rl_training.errors import UserError
 if TYPE_CHECKING:
     from rl_training.data.dataset import TransitionDataset
 
-app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=False, pretty_exceptions_enable=False, help="Make, inspect and convert data."
-)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=False, pretty_exceptions_enable=False)
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="FILE.npz, FILE.hdf5, or a Minari folder.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
-Bins = 10
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+_File = Annotated[str, typer.Argument(metavar="FILE", help="Dataset: .npz, .hdf5, or a Minari folder.")]
+_BINS = 10
 
 
 @app.callback(invoke_without_command=True)
@@ -37,17 +36,20 @@ def make(
     env: o.Env = None,
     level: Annotated[
         str | None,
-        typer.Option("--level", metavar="NAME", help="random, medium, medium-replay, expert, medium-expert."),
+        typer.Option("--level", metavar="NAME", help="random, medium, medium-replay, expert or medium-expert."),
     ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="random, policy or replay.")] = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="RUN", help="Agent of policy and replay.")] = None,
-    size: Annotated[int, typer.Option("--size", "-n", min=0, max=2**31 - 1, help="Transitions.  [10000]")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Of episodes and actions.")] = 0,
-    noise: Annotated[float, typer.Option("--noise", min=0.0, help="policy: noise on the actions.")] = 0.0,
+    path: Annotated[str | None, typer.Option("--path", metavar="RUN", help="Run of the agent to use.")] = None,
+    size: Annotated[
+        int,
+        typer.Option("--size", "-n", min=0, max=2**31 - 1, show_default=False, help="Transitions.  [default: 10000]"),
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed for episodes and actions.")] = 0,
+    noise: Annotated[float, typer.Option("--noise", min=0.0, help="Action noise, for --kind policy.")] = 0.0,
     force: Force = False,
     as_json: o.Json = False,
 ) -> None:
-    """Make a dataset: of a named level by our own agents, or by an agent of yours.
+    """Make a dataset of a standard level with agents trained for it, or with an agent of your own.
 
     rl-training dataset make --env Pendulum-v1 --level medium -n 20000 -o medium.npz
 
@@ -57,12 +59,12 @@ def make(
     from rl_training.data.levels import level_recipe
     from rl_training.experiment.run.transition_data import load_transition_dataset
 
-    _free(output, force)
+    _check_output(output, force)
     if level is not None:
         if kind is not None or path is not None or noise:
-            raise UserError("--level chooses the agent itself: leave --kind, --path and --noise out")
+            raise UserError("--level cannot be combined with --kind, --path or --noise: it chooses the agent itself")
         if env is None:
-            raise UserError("--level needs --env")
+            raise UserError("--level needs --env, such as --env Pendulum-v1")
         recipe = level_recipe(level, env, size, seed)
     else:
         fields = {"kind": kind or "random", "path": path, "size": size, "seed": seed, "env_id": env, "noise": noise}
@@ -72,20 +74,18 @@ def make(
     _show(dataset, output, env, as_json)
 
 
-def inspect(path: Annotated[str, typer.Argument(metavar="FILE")], env: o.Env = None, as_json: o.Json = False) -> None:
-    """Sizes, returns and action coverage of a dataset."""
+def inspect(path: _File, env: o.Env = None, as_json: o.Json = False) -> None:
+    """Show the size, returns and action coverage of a dataset."""
     from rl_training.data.dataset_files import read_dataset
 
     _show(read_dataset(path), path, env, as_json)
 
 
-def convert(
-    path: Annotated[str, typer.Argument(metavar="FILE")], output: Output, force: Force = False, as_json: o.Json = False
-) -> None:
-    """The same transitions in another format: npz, HDF5 (D4RL) or Minari, by the name of the output."""
+def convert(path: _File, output: Output, force: Force = False, as_json: o.Json = False) -> None:
+    """Convert a dataset to the format of the output's name: npz, HDF5 (D4RL) or Minari."""
     from rl_training.data.dataset_files import read_dataset, write_dataset
 
-    _free(output, force)
+    _check_output(output, force)
     dataset = read_dataset(path)
     write_dataset(dataset, output)
     _show(dataset, output, None, as_json)
@@ -96,20 +96,20 @@ for _name, _function in _COMMANDS.items():
     app.command(_name)(interruptible(_function))
 
 
-def _free(output: str, force: bool) -> None:
+def _check_output(output: str, force: bool) -> None:
     if Path(output).exists() and not (force and Path(output).is_file()):
-        hint = "choose another name" if Path(output).is_dir() else "--force replaces it"
-        raise UserError(f"{output} exists already; {hint}")
+        hint = "choose another name" if Path(output).is_dir() else "use --force to overwrite it"
+        raise UserError(f"{output} already exists; {hint}")
 
 
 def describe(dataset: TransitionDataset, env: str | None) -> dict[str, Any]:
-    """What `inspect` shows."""
+    """The facts that `inspect` shows."""
     import numpy as np
 
     from rl_training.data.levels import normalized_score
 
     returns = dataset.episode_returns()
-    counts, edges = np.histogram(returns, Bins)
+    counts, edges = np.histogram(returns, _BINS)
     actions = dataset.actions.reshape(len(dataset), -1)
     out = {
         "transitions": len(dataset),
@@ -129,13 +129,14 @@ def describe(dataset: TransitionDataset, env: str | None) -> dict[str, Any]:
 
 
 def _coverage(actions: Any) -> float:
-    """Share of the bins between smallest and largest value (ten a dimension; each number of a discrete one) in use."""
+    """Share of the bins between the smallest and largest action that contain data. A continuous dimension has ten bins,
+    a discrete one has a bin per number."""
     import numpy as np
 
     shares = []
     for column in actions.T:
         whole = column.dtype.kind in "iub"
-        bins = int(column.max()) - int(column.min()) + 1 if whole else Bins
+        bins = int(column.max()) - int(column.min()) + 1 if whole else _BINS
         counts = np.bincount(column - column.min(), minlength=bins) if whole else np.histogram(column, bins)[0]
         shares.append(np.count_nonzero(counts) / bins)
     return float(np.mean(shares))
@@ -148,8 +149,8 @@ def _show(dataset: TransitionDataset, path: str, env: str | None, as_json: bool)
         return
     stats = facts["return"]
     ends = f"{facts['terminated']:,} terminated, {facts['truncated']:,} truncated"
-    used = f"{100 * facts['action_coverage']:.0f} % of that range in use"
-    actions = f"{_short(facts['actions']['min'])} to {_short(facts['actions']['max'])}, {used}"
+    covered = f"{100 * facts['action_coverage']:.0f} % of that range covered"
+    actions = f"{_short(facts['actions']['min'])} to {_short(facts['actions']['max'])}, {covered}"
     rows = [
         ("transitions", f"{facts['transitions']:,} in {facts['episodes']:,} episodes ({ends})"),
         ("size", f"{facts['bytes'] / 2**20:,.1f} MiB"),
@@ -162,12 +163,12 @@ def _show(dataset: TransitionDataset, path: str, env: str | None, as_json: bool)
         rows.insert(4, ("D4RL score", f"{facts['normalized_score']:.1f}"))
     print(path)
     print(lines(rows))
-    print("\n  returns of the episodes")
+    print("\n  episode returns")
     counts, edges = facts["histogram"]["counts"], facts["histogram"]["edges"]
     for count, low, high in zip(counts, edges[:-1], edges[1:]):
         print(f"  {low:>11,.1f} .. {high:>11,.1f}  {'#' * round(40 * count / max(counts))} {count:,}")
-    if facts["episodes"] < Bins:
-        tell("note: few episodes; the histogram says little")
+    if facts["episodes"] < _BINS:
+        tell(f"note: the dataset has fewer than {_BINS} episodes, so the histogram is of little use")
 
 
 def _short(values: Any) -> str:

@@ -20,7 +20,7 @@ from rl_training.cli.boundary import one_line, tell
 from rl_training.cli.output import lines, print_json
 from rl_training.machine import usable_cpus
 
-# What an extra makes importable; asking does not import it.
+# The modules that each extra installs. They are looked up without being imported.
 EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "box2d": ("Box2D",),
@@ -49,10 +49,10 @@ assert torch.equal(compiled(lambda x: x * 2 + 1, device)(x), x * 2 + 1)
 
 def doctor(
     output_dir: Annotated[
-        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory whose write access is tried.")
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory to check for write access.")
     ] = "runs",
     no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Do not try the compiler (it can take a minute).")
+        bool, typer.Option("--no-compile", help="Skip the compiler test, which can take a minute.")
     ] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -95,7 +95,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _memory() -> dict[str, float | None]:
-    """Gigabytes, total and free for new programs; None where the system does not say."""
+    """Total memory and memory available for new programs, in gigabytes; None if the system does not report it."""
     try:
         total: float | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     except (AttributeError, OSError, ValueError):
@@ -114,7 +114,7 @@ def _memory() -> dict[str, float | None]:
 
 
 def _writable(path: Path) -> dict[str, Any]:
-    """Try it: permission bits do not know about quotas and read-only mounts. Nothing is left behind."""
+    """Write a temporary file: permission bits do not show quotas and read-only mounts."""
     place = path
     while not place.exists() and place.parent != place:
         place = place.parent
@@ -128,13 +128,13 @@ def _writable(path: Path) -> dict[str, Any]:
 
 
 def _compile(try_it: bool) -> dict[str, Any]:
-    """Compile a small function in a process and a cache of its own: a cached graph would prove nothing."""
+    """Compile a small function in a separate process with an empty cache: a cached graph would prove nothing."""
     names = filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))
     found = next((path for name in names if (path := shutil.which(name))), None)
     result: dict[str, Any] = {"compiler": Path(found).name if found else None, "works": None}
     if not try_it:
         return result
-    tell(f"compiling a small function (up to {_COMPILE_LIMIT} s; --no-compile leaves it out) ...")
+    tell(f"compiling a small function (up to {_COMPILE_LIMIT} s; --no-compile skips this) ...")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rl-training-doctor-") as cache:
         try:

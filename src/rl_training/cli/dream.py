@@ -16,23 +16,23 @@ from rl_training.cli.output import lines, print_json
 if TYPE_CHECKING:
     from rl_training.experiment.tools.dream import OpenLoop
 
-SHOWN = 3  # episodes that are drawn
+SHOWN = 3  # episodes to draw
 
 
 def dream(
     checkpoint: o.Checkpoint,
     video: Annotated[
-        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Where the pictures are written.")
+        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Directory for the images and videos.")
     ] = "dreams",
     num_episodes: Annotated[
-        int, typer.Option("--num-episodes", "-n", min=1, max=1_000, help="Episodes that the error is measured on.")
+        int, typer.Option("--num-episodes", "-n", min=1, max=1_000, help="Episodes for measuring the error.")
     ] = 8,
-    context: Annotated[int, typer.Option("--context", min=1, max=10_000, help="Observations that the model sees.")] = 5,
+    context: Annotated[int, typer.Option("--context", min=1, max=10_000, help="Observations shown to the model.")] = 5,
     horizon: Annotated[
-        int, typer.Option("--horizon", min=1, max=10_000, help="Steps that it then predicts without seeing.")
+        int, typer.Option("--horizon", min=1, max=10_000, help="Steps to predict after that, without observations.")
     ] = 45,
     training: Annotated[
-        bool, typer.Option("--training", help="Also draw losses and error over training, from all checkpoints kept.")
+        bool, typer.Option("--training", help="Also plot losses and error over training, from all kept checkpoints.")
     ] = False,
     seed: Annotated[
         int,
@@ -42,7 +42,7 @@ def dream(
     device: o.Device = None,
     as_json: o.Json = False,
 ) -> None:
-    """Show what a world model believes: its open-loop prediction beside what really happened."""
+    """Show a world model's open-loop predictions next to what really happened."""
     from rl_training.experiment.tools.dream import dreamer_of, open_loop, over_training, play
     from rl_training.reports.dreams import training_curves, write_dreams
 
@@ -58,7 +58,7 @@ def dream(
         training_curves(over_training(agent, episodes, context, horizon), path)
         written.append(path)
     if any(array.ndim > 3 for array in loop.true.values()) and importlib.util.find_spec("moviepy") is None:
-        tell("no film was made, only strips: pip install moviepy")
+        tell("videos need moviepy, so only image strips were written: pip install moviepy")
     result = {
         "algo": agent.config.algo, "env_id": agent.config.env_id, "checkpoint": str(agent.path), "seed": seed,
         "context": context, "error": loop.error, "still": loop.still, "reward_error": loop.reward_error,
@@ -67,7 +67,7 @@ def dream(
     if as_json:
         print_json(result)
         return
-    print(f"{agent.config.algo} on {agent.config.env_id}: error after so many steps without seeing")
+    print(f"{agent.config.algo} on {agent.config.env_id}: error by number of steps without observations")
     print(lines([*_table(loop), ("pictures", str(folder)), ("checkpoint", str(agent.path))]))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def evaluate(
     checkpoint: o.Checkpoint,
     num_episodes: Annotated[
-        int, typer.Option("--num-episodes", "-n", min=1, max=1_000_000, help="Episodes of each seed.")
+        int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=1_000_000, help="Episodes per seed.")
     ] = 20,
     seed: Annotated[
         int,
@@ -30,16 +30,16 @@ def evaluate(
     ] = 0,
     env: o.Env = None,
     device: o.Device = None,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions as in training.")] = False,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions as in training.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the episodes in a window.")] = False,
     video: Annotated[
         str | None, typer.Option("--video", metavar="DIR", help="Record the episodes as MP4 files.")
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Evaluate the policy of a checkpoint, all seeds of a study included."""
+    """Evaluate the policy of a checkpoint, with all seeds of a study."""
     if render and video is not None:
-        raise UserError("--render shows a window and --video writes files: give one of them")
+        raise UserError("--render and --video cannot be combined: use --render for a window or --video for files")
     agent = load_agent(checkpoint, env, device)
     if not render and video is None:
         result = agent.evaluate(num_episodes, seed=seed, all_seeds=True, deterministic=not stochastic)
@@ -47,15 +47,15 @@ def evaluate(
         result = _watch(agent, num_episodes, seed, Path(video) if video is not None else None, not stochastic)
     if as_json:
         config, path = agent.config, str(agent.path)
-        said = {"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed}
-        print_json({**said, "deterministic": not stochastic, **result})
+        header = {"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed}
+        print_json({**header, "deterministic": not stochastic, **result})
         return
     rows = [("mean return", score(result)), ("checkpoint", str(agent.path))]
     if len(agent.seeds) > 1:
         per_seed = [(f"seed {row['seed']}", f"{row['mean_return']:,.1f}") for row in result["per_seed"]]
         rows[1:1] = per_seed
     else:
-        rows[1:1] = [("deviation", f"{result['std_return']:,.1f}")]
+        rows[1:1] = [("std of return", f"{result['std_return']:,.1f}")]
         rows[2:2] = [("mean length", f"{result['per_seed'][0]['mean_length']:,.1f} steps")]
     if video is not None:
         rows.append(("videos", video))
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int | None = None) -> Agent:
-    """The agent of `--checkpoint`; damaged checkpoints that had to be skipped are told of."""
+    """The agent of `--checkpoint`. Warns about damaged checkpoints that had to be skipped."""
     from rl_training.experiment.run.agent import Agent
     from rl_training.experiment.run.checkpoint import resolve
 
@@ -95,7 +95,7 @@ def _check_spaces(agent: Agent, env_id: str) -> None:
 
 
 def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, deterministic: bool) -> dict[str, Any]:
-    """Evaluate one environment at a time, seen in a window or recorded."""
+    """Evaluate with one environment at a time, shown in a window or recorded."""
     import numpy as np
 
     from rl_training.experiment.run.stats import eval_summary
@@ -108,7 +108,7 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
     returns: list[list[float]] = []
     lengths: list[list[int]] = []
     for index, trained in enumerate(agent.seeds):
-        source = agent.env if folder is None else _recorded(agent.env, folder, episodes, f"seed{trained}")
+        source = agent.env if folder is None else _recording_env(agent.env, folder, episodes, f"seed{trained}")
         evaluator = Evaluator(
             agent.algorithm, source, [seed + trained], episodes, arguments, max_envs=1, deterministic=deterministic
         )
@@ -116,7 +116,7 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
             result = evaluator.run(tree_map(lambda x, i=index: x[i : i + 1], agent.train))
         except Exception as error:
             if "pygame" in type(error).__module__ or "Display" in str(error) or "GLFW" in str(error):
-                raise UserError(f"no window can be opened here ({error}); --video DIR records instead") from None
+                raise UserError(f"no window can be opened here ({error}); use --video DIR to record instead") from None
             raise
         finally:
             evaluator.close()
@@ -139,8 +139,8 @@ def _check_mode(agent: Agent, mode: str) -> None:
         raise UserError(f"{agent.config.env_id} cannot be shown as '{mode}': it has {has}")
 
 
-def _recorded(source: Any, folder: Path, episodes: int, prefix: str) -> Callable[..., Any]:
-    """A maker of an environment that writes every episode to `folder`."""
+def _recording_env(source: Any, folder: Path, episodes: int, prefix: str) -> Callable[..., Any]:
+    """A function that makes an environment which records every episode in `folder`."""
     import importlib.util
 
     if importlib.util.find_spec("moviepy") is None:

@@ -18,15 +18,15 @@ def export(
         str, typer.Option("--output", "-o", metavar="FILE", help="model.onnx, or model.pt2 for a torch.export program.")
     ] = "model.onnx",
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Which agent of a study.  [its first]")
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Agent of a study.  [default: the first seed]")
     ] = None,
     env: o.Env = None,
     as_json: o.Json = False,
 ) -> None:
-    """Write the deterministic policy as one file that runs without this library.
+    """Export the deterministic policy to one file that runs without this library.
 
-    Observation normalisation and action scaling are inside. The file is run on random and real observations and its
-    actions compared with the agent's before it is written.
+    The file includes observation normalisation and action scaling. Before it is written, its actions on random and real
+    observations are compared with the agent's.
     """
     from rl_training.experiment.tools.export import export as write
 

@@ -7,12 +7,12 @@ import sys
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.output import report
+from rl_training.cli.output import show_result
 
 
 def finetune(
     checkpoint: o.Checkpoint,
-    total_timesteps: o.NeededSteps,
+    total_timesteps: o.RequiredSteps,
     seed: o.Seed = None,
     output_dir: o.OutputDir = None,
     settings: o.Settings = None,
@@ -21,7 +21,7 @@ def finetune(
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Go on in the environment with an agent that was trained offline (iql, awac, cal_ql).
+    """Continue training an offline agent (iql, awac, cal_ql) in the environment.
 
     rl-training finetune --checkpoint runs/my_iql_run -n 10000 --set prior_share=0.25
     """
@@ -33,4 +33,4 @@ def finetune(
     named = {"seed": seed, "output_dir": output_dir, "device": device, "execution": execution}
     changes = {**o.parse_settings(settings or (), base.algo), **{k: v for k, v in named.items() if v is not None}}
     trainer = Trainer(make_config(base.to_dict(), **changes), progress=not no_progress, command=sys.argv)
-    raise typer.Exit(report(trainer.run(), as_json))
+    raise typer.Exit(show_result(trainer.run(), as_json))

@@ -15,17 +15,17 @@ from rl_training.errors import UserError
 def lint_env(
     env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, such as CartPole-v1.", show_default=False)],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Arguments of the environment.")
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Argument of the environment.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes.")] = 0,
     as_json: o.Json = False,
 ) -> None:
-    """Try an environment and say what is wrong with it, and what to do. Exit status 0: clean, 1: problems found."""
+    """Check an environment for mistakes and say how to fix them. Exit status 0: clean, 1: problems found."""
     arguments: dict[str, Any] = {}
     for pair in settings or ():
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set takes key=value, such as gravity=8; not '{pair}'")
+            raise UserError(f"--set '{pair}': write it as key=value, such as gravity=8")
         arguments[key.strip()] = o.read_value(text, key.strip())
     from rl_training.experiment.tools.lint_env import lint
 
@@ -45,7 +45,7 @@ def _show(found: dict[str, Any]) -> None:
             f"{found['mean_length']:,.0f} steps ({endings['terminated']} terminated, {endings['truncated']} truncated)"
         )
         rows += [
-            ("random policy", f"return {score['mean']:,.2f} (deviation {score['std']:,.2f})"),
+            ("random policy", f"return {score['mean']:,.2f} (std {score['std']:,.2f})"),
             ("episodes", f"{found['episodes']} of {length}; time limit {found['max_episode_steps'] or 'none'}"),
             ("seeding", found["seeding"]),
         ]
@@ -55,4 +55,4 @@ def _show(found: dict[str, Any]) -> None:
     print(lines([(name, one_line(text)) for name, text in rows]))
     for finding in found["findings"]:
         print(f"{finding['level']}: {finding['check']}: {one_line(finding['what'])}; {finding['do']}")
-    print("No problems found." if not found["problems"] else f"{found['problems']} to fix.")
+    print("No problems found." if not found["problems"] else f"Problems found: {found['problems']}.")

@@ -15,10 +15,10 @@ from rl_training.errors import UserError, did_you_mean
 
 
 def list_algorithms(
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="Only this family.")] = None,
+    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="List only this family.")] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Show the algorithms: family, action spaces, presets and verified results."""
+    """List the algorithms with their family, action spaces, presets and verified results."""
     from rl_training import registry
 
     table = registry.entries()
@@ -47,7 +47,7 @@ def list_algorithms(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Aligned text; the last two columns are wrapped to the width of the terminal."""
+    """An aligned table. The last two columns are wrapped to the width of the terminal."""
     head = ("name", "family", "actions", "presets", "verified (mean return, bar)")
     cells = [
         (
@@ -80,5 +80,5 @@ def _result(row: Mapping[str, Any]) -> str:
             mark = "<=" if row["passed"] else "exceeds"
         score = f"{row['score']:.0f}" if abs(row["score"]) > 10 else f"{row['score']:.2f}"
         return f"{row['env_id']} {score} {mark} {row['threshold']:g}"
-    except (KeyError, TypeError, ValueError):  # a file of another version
+    except (KeyError, TypeError, ValueError):  # a file from another version
         return str(row.get("env_id", "?"))

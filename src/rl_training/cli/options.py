@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""The options shared by several commands, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rl_training.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from rl_training.experiment.run.config import TrainConfig
 
-_MAX_SEEDS = 4096  # a typing error such as 0-99999999 must not become a list
+_MAX_SEEDS = 4096  # a typo such as 0-99999999 must not become a list
 
 
 def parse_count(text: str) -> int:
-    """A number of steps: 50000, 50_000, 5e4, 50k or 1M."""
+    """Parse a number of steps: 50000, 50_000, 5e4, 50k or 1M."""
     match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmM]?)", text.strip())
     value = float(match[1].replace("_", "")) * {"": 1, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.5
     if value != int(value) or not 1 <= value <= 2**53:
-        raise typer.BadParameter("this is not a positive number of steps; write 50000, 5e4 or 50k")
+        raise typer.BadParameter("must be a positive number of steps, such as 50000, 5e4 or 50k")
     return int(value)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0,1,2`, `0-4` or both."""
+    """Parse seeds: `0,1,2`, `0-4` or a mix of both."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", part)
         if match is None:
-            raise UserError(f"seeds '{text}' cannot be read; write 0,1,2 or 0-4")
+            raise UserError(f"seeds '{text}' are not valid; write 0,1,2 or 0-4")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first + len(seeds) >= _MAX_SEEDS:
-            problem = "ends before it starts" if last < first else f"is more than {_MAX_SEEDS} seeds"
-            raise UserError(f"seeds '{text}': {part.strip()} {problem}")
+            problem = f"write {last}-{first}" if last < first else f"at most {_MAX_SEEDS} seeds are allowed"
+            raise UserError(f"seeds '{text}': {part.strip()} is not a valid range; {problem}")
         seeds.extend(range(first, last + 1))
     return tuple(seeds)
 
@@ -44,61 +44,62 @@ Config = Annotated[
     str | None,
     typer.Option("--config", "-c", metavar="FILE|PRESET", help="YAML file, or a preset such as ppo/cartpole."),
 ]
-Algo = Annotated[str | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm, as in `rl-training list`.")]
+Algo = Annotated[
+    str | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm; `rl-training list` shows all.")
+]
 Env = Annotated[str | None, typer.Option("--env", "-e", metavar="ID", help="Environment, such as CartPole-v1.")]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps of each seed: 50000, 5e4, 50k."
-    ),
+_STEPS = typer.Option(
+    "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps per seed, such as 50000, 5e4 or 50k."
+)
+Steps = Annotated[int | None, _STEPS]
+RequiredSteps = Annotated[int, _STEPS]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", min=0, max=2**31 - 1, help="Train one agent with this seed.")
 ]
-NeededSteps = Annotated[
-    int,
-    typer.Option(
-        "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps of each seed: 50000, 5e4, 50k."
-    ),
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, max=2**31 - 1, help="Train one agent.")]
 Seeds = Annotated[
-    str | None, typer.Option("--seeds", metavar="LIST", help="Train several agents together: 0,1,2 or 0-4.")
+    str | None, typer.Option("--seeds", metavar="LIST", help="Train one agent per seed, together: 0,1,2 or 0-4.")
 ]
 OutputDir = Annotated[
-    str | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Run directories are created in it.  [runs]")
+    str | None,
+    typer.Option("--output-dir", "-o", metavar="DIR", help="Directory for new run directories.  [default: runs]"),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any setting: gamma=0.98, num_envs=4, env_kwargs.gravity=8."),
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Change a setting: gamma=0.98, num_envs=4, env_kwargs.gravity=8."
+    ),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1.")]
 Execution = Annotated[
     str | None, typer.Option("--execution", metavar="MODE", help="auto, eager, recorded, compile or cudagraph.")
 ]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress display.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide the progress display.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout as one JSON object.")]
 Checkpoint = Annotated[
-    str, typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, run directory (its latest) or RUN/best.")
+    str,
+    typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, RUN (its latest checkpoint) or RUN/best."),
 ]
 
 
 def build_config(
     source: str | None, *, settings: Sequence[str] | None = None, seeds: str | None = None, **fields: Any
 ) -> TrainConfig:
-    """The config that the options describe: file or preset, then the named options, then `--set`."""
+    """The config from the options: the file or preset, changed by the named options, then by `--set`."""
     from rl_training.experiment.run.config import TrainConfig, merge, read_config
 
     if fields.get("seed") is not None and seeds is not None:
-        raise UserError("--seed trains one agent and --seeds several: give one of them")
+        raise UserError("--seed and --seeds cannot be combined: use --seed for one agent or --seeds for several")
     if source is None and (fields.get("algo") is None or fields.get("env_id") is None):
         given = any("=" in pair and pair.split("=")[0].strip() in ("algo", "env_id") for pair in settings or ())
         if not given:
-            raise UserError("say what to train: --config ppo/cartpole (a preset or a file), or --algo and --env")
+            raise UserError("nothing to train: give --config ppo/cartpole (a preset or a file), or --algo and --env")
     base = read_config(source) if source is not None else {}
     named = {key: value for key, value in fields.items() if value is not None}
     if seeds is not None:
         named["seeds"] = parse_seeds(seeds)
     changes = merge(named, parse_settings(settings or (), named.get("algo", base.get("algo"))))
     if "total_timesteps" not in base and "total_timesteps" not in changes:
-        raise UserError("say how long to train: -n 50000 (--total-timesteps)")
+        raise UserError("the number of steps is missing: give --total-timesteps, such as -n 50000")
     for chosen, other in (("seeds", "seed"), ("seed", "seeds")):
         if chosen in changes and other not in changes:
             base = {key: value for key, value in base.items() if key != other}
@@ -106,7 +107,7 @@ def build_config(
 
 
 def parse_settings(pairs: Sequence[str], algo: Any) -> dict[str, Any]:
-    """`--set` as a mapping of TrainConfig fields; bare names of the algorithm's settings go below algo_kwargs."""
+    """The values of `--set` as TrainConfig fields. Plain names of the algorithm's settings go to algo_kwargs."""
     from rl_training.experiment.run.config import TrainConfig, merge
 
     fields = TrainConfig.model_fields
@@ -131,14 +132,14 @@ def _split(pair: str) -> tuple[list[str], str]:
     key, equals, value = pair.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
-        raise UserError(f"--set takes key=value, such as gamma=0.98 or env_kwargs.gravity=8; not '{pair}'")
+        raise UserError(f"--set '{pair}': write it as key=value, such as gamma=0.98 or env_kwargs.gravity=8")
     if len(path) > 8:
-        raise UserError(f"--set {key}: more than eight levels")
+        raise UserError(f"--set {key}: at most eight levels are allowed")
     return path, value.strip()
 
 
 def _hyper_fields(algo: Any, key: str) -> Mapping[str, Any]:
-    """Settings of the algorithm; an unknown key is refused here, where both lists it could be in are known."""
+    """The algorithm's settings. An unknown key raises UserError here, where the config's fields are known too."""
     from rl_training import registry
     from rl_training.experiment.run.config import TrainConfig
 
@@ -146,12 +147,12 @@ def _hyper_fields(algo: Any, key: str) -> Mapping[str, Any]:
     if key not in known:
         near = did_you_mean(key, [*known, *TrainConfig.model_fields])
         of = f" of {algo}" if isinstance(algo, str) else ""
-        raise UserError(f"--set: unknown setting '{key}'{of}.{near} `rl-training config` shows all of them")
+        raise UserError(f"--set: unknown setting '{key}'{of}.{near} See `rl-training config` for all settings")
     return known
 
 
 def read_value(text: str, key: str) -> Any:
-    """A value as a configuration file holds it."""
+    """Parse a value as in a configuration file."""
     import yaml
 
     from rl_training.experiment.run.config import is_bounded, read_yaml
@@ -159,8 +160,8 @@ def read_value(text: str, key: str) -> Any:
     try:
         value = read_yaml(text)
         if not is_bounded(value):
-            raise ValueError("it stands for too many values")
+            raise ValueError("it expands to too many values")
         return value
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or error
-        raise UserError(f"--set {key}: the value '{text[:80]}' cannot be read: {reason}") from None
+        raise UserError(f"--set {key}: '{text[:80]}' is not valid YAML: {reason}") from None

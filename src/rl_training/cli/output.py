@@ -1,4 +1,4 @@
-"""How results are shown: one JSON object on stdout, or lines for a person."""
+"""Printing of results: one JSON object on stdout, or lines for people."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Exactly one object. JSON has no NaN or infinity: they become null."""
+    """Print exactly one object. JSON has no NaN or infinity, so they become null."""
     answer(json.dumps(as_plain(value), indent=2, allow_nan=False))
 
 
 def as_plain(value: Any) -> Any:
-    """NumPy arrays and paths as what JSON can say."""
+    """The value with NumPy arrays and paths converted to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -34,13 +34,13 @@ def as_plain(value: Any) -> Any:
 
 
 def lines(rows: Sequence[tuple[str, str]]) -> str:
-    """`name   value`, aligned."""
+    """One line `name   value` per row, aligned."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
 def score(evaluation: Mapping[str, Any]) -> str:
-    """`487.3  (IQM 492.0, 95% interval [471.0, 499.2], 20 episodes)`: the interval is that of the IQM."""
+    """`487.3  (IQM 492.0, 95% interval [471.0, 499.2], 20 episodes)`. The interval is for the IQM."""
     low, high = evaluation["ci95"]
     seeds, episodes = len(evaluation["per_seed"]), evaluation["episodes"]
     over = f"{episodes} episode{'s' * (episodes != 1)}" + (f" of {seeds} seeds" if seeds > 1 else "")
@@ -50,12 +50,12 @@ def score(evaluation: Mapping[str, Any]) -> str:
 
 
 def command(*words: str | Path) -> str:
-    """A command line that can be pasted."""
+    """A command line to copy and paste."""
     return f"{PROGRAM} {shlex.join(map(str, words))}"
 
 
-def report(result: TrainResult, as_json: bool) -> int:
-    """Show how a run ended; the exit status is the signal's where one ended it."""
+def show_result(result: TrainResult, as_json: bool) -> int:
+    """Show how a run ended and return the exit status: the signal's if a signal ended the run."""
     summary, run = result.summary, _short(result.run_dir)
     if as_json:
         print_json({**summary, "run_dir": str(result.run_dir)})
@@ -68,19 +68,19 @@ def report(result: TrainResult, as_json: bool) -> int:
         rows.append(("best return", f"{score(result.best_eval)} (at step {result.best_eval['step']:,})"))
     pace = f"{summary['env_steps']:,} in {summary['wall_time_s']:,.1f} s ({summary['steps_per_second']:,.0f}/s)"
     rows += [("steps", pace), ("run directory", run)]
-    again = command("resume", "--run", run)
+    resume = command("resume", "--run", run)
     if result.signal is None:
         rows.append(("evaluate", command("eval", "--checkpoint", run, "--num-episodes", "20")))
-        rows.append(("train longer", f"{again} --total-timesteps N" if result.status == "completed" else again))
+        rows.append(("train longer", f"{resume} --total-timesteps N" if result.status == "completed" else resume))
     tell(lines(rows))
     if result.signal is None:
         return 0
-    tell(f"interrupted at step {summary['env_steps']:,}; everything is saved. Go on with: {again}")
+    tell(f"interrupted at step {summary['env_steps']:,}; everything is saved. Continue with: {resume}")
     return 128 + result.signal
 
 
 def _short(path: Path) -> str:
-    """Relative to the working directory where that is shorter to type."""
+    """The path relative to the working directory, if it is inside it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):

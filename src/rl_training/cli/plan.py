@@ -21,10 +21,10 @@ def plan(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
-    no_probe: Annotated[bool, typer.Option("--no-probe", help="Do not measure the speed.")] = False,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="Skip the speed measurement.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Say what a run will need: memory, disk, gradient steps, and how long it takes by a probe of a few seconds."""
+    """Estimate what a run needs: memory, disk space, gradient steps, and time, measured for a few seconds."""
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         device=device, execution=execution,
@@ -43,7 +43,7 @@ def _show(p: dict[str, Any]) -> None:
     ratio = f"{p['update_ratio']:.3g} per step, each transition used {p['replay_ratio']:.3g} times"
     envs = f"{p['num_envs']} environments" if p["num_envs"] > 1 else "one environment"
     rows = [
-        ("training", f"{p['total_timesteps']:,} steps of {seeds}, {envs} each"),
+        ("training", f"{p['total_timesteps']:,} steps, {seeds}, {envs} per seed"),
         ("execution", f"{p['execution']} on {p['device']} ({p['execution_reason']})"),
         ("gradient steps", f"{p['gradient_steps']:,} ({ratio})"),
         ("parameters", f"{p['parameters']:,}"),
@@ -51,11 +51,11 @@ def _show(p: dict[str, Any]) -> None:
         ("VRAM", _size(p["vram_bytes"]) if p["vram_bytes"] else "none"),
         ("stored steps", _size(p["stored_bytes"])),
         ("checkpoint", f"{_size(p['checkpoint_bytes'])}; at most {_size(p['disk_bytes'])} on disk"),
-        ("evaluations", f"{p['evaluations']}" + ("" if p["probe"] is None else " (not in the time below)")),
+        ("evaluations", f"{p['evaluations']}" + ("" if p["probe"] is None else " (not included in the time below)")),
     ]
     if p["probe"] is not None:
         probe = p["probe"]
-        rows.append(("speed", f"{probe['steps_per_second']:,.0f} steps/s (probe of {probe['steps']:,} steps)"))
+        rows.append(("speed", f"{probe['steps_per_second']:,.0f} steps/s (measured over {probe['steps']:,} steps)"))
         rows.append(("time", str(timedelta(seconds=round(p["eta_s"])))))
     print(f"{p['algo']} on {p['env_id']}")
     print(lines(rows))

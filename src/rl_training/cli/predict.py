@@ -18,18 +18,18 @@ from rl_training.errors import UserError
 def predict(
     checkpoint: o.Checkpoint,
     obs: Annotated[
-        str, typer.Option("--obs", metavar="JSON", help="One observation or a list of them; - reads stdin.")
+        str, typer.Option("--obs", metavar="JSON", help="One observation or a list of observations; - reads stdin.")
     ],
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action as in training.")] = False,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions as in training.")] = False,
     env: o.Env = None,
     device: o.Device = None,
     as_json: o.Json = False,
 ) -> None:
-    """Print the action of a trained agent: rl-training predict --checkpoint RUN --obs '[0.1, 0, 0, 0]'"""
+    """Print the action for an observation: rl-training predict --checkpoint RUN --obs '[0.1, 0, 0, 0]'"""
     value = read_observation(sys.stdin.read() if obs == "-" else obs)
     agent = load_agent(checkpoint, env, device)
     if stochastic:
-        agent._calls = secrets.randbits(31)  # every call of this command is a new process: it must not repeat one draw
+        agent._calls = secrets.randbits(31)  # every call is a new process, which must not repeat the same sample
     action = as_plain(agent.predict(value, deterministic=not stochastic))
     if as_json:
         config = agent.config
@@ -39,13 +39,15 @@ def predict(
 
 
 def read_observation(text: str) -> Any:
-    """The JSON value; what is wrong with it is told by place, not by a parser's vocabulary."""
+    """Parse the JSON value. Errors name the position of the mistake."""
     if not text.strip():
         raise UserError("--obs is empty; write it as JSON, such as '[0.1, 0, 0, 0]'")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise UserError(f"--obs is not JSON: {error.msg} at {place}; write it such as '[0.1, 0, 0, 0]'") from None
+        raise UserError(
+            f"--obs is not valid JSON ({error.msg} at {place}); write JSON such as '[0.1, 0, 0, 0]'"
+        ) from None
     except (RecursionError, ValueError) as error:
         raise UserError(f"--obs cannot be read: {error}") from None

@@ -13,10 +13,10 @@ from rl_training.cli.evaluate import evaluate
 def record(
     checkpoint: o.Checkpoint,
     video: Annotated[
-        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Where the MP4 files are written.")
+        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Directory for the MP4 files.")
     ] = "videos",
     num_episodes: Annotated[
-        int, typer.Option("--num-episodes", "-n", min=1, max=10_000, help="Episodes of each seed.")
+        int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=10_000, help="Episodes per seed.")
     ] = 1,
     seed: Annotated[
         int,
@@ -26,7 +26,7 @@ def record(
     device: o.Device = None,
     as_json: o.Json = False,
 ) -> None:
-    """Record episodes of a trained agent as videos: `eval --video` with one episode a seed."""
+    """Record videos of a trained agent: the same as `eval --video`, with one episode per seed."""
     evaluate(
         checkpoint, num_episodes=num_episodes, seed=seed, env=env, device=device, render=False, video=video,
         as_json=as_json,

@@ -15,9 +15,9 @@ def replay_crash(
     env: o.Env = None,
     as_json: o.Json = False,
 ) -> None:
-    """Say what became NaN or infinite first: train again up to the update of a dump and watch every operation.
+    """Find the operation that first produced NaN or infinity, by repeating the run up to the update of a dump.
 
-    The run is not changed. Exit status 0: found, 1: the update went well this time.
+    The run itself is not changed. Exit status 0: found, 1: all values were finite this time.
     """
     from rl_training.experiment.tools.replay_crash import replay_crash as replay
 
@@ -32,7 +32,7 @@ def replay_crash(
 def _show(found: dict[str, Any]) -> None:
     print(f"update {found['update']} of seed {found['seed']}")
     if not found["reproduced"]:
-        print("Not reproduced: this update is finite, or is never reached, when the run is repeated.")
+        print("Not reproduced: when the run is repeated, this update is finite or never reached.")
         return
     first, rows = found["first"], []
     if first is not None and first["kind"] == "batch":

@@ -12,21 +12,21 @@ from rl_training.cli.boundary import tell
 from rl_training.cli.output import print_json
 
 Metric = Annotated[
-    str | None, typer.Option("--metric", metavar="NAME", help="What is compared; higher is better.  [eval/mean_reward]")
+    str | None, typer.Option("--metric", metavar="NAME", help="Metric; higher is better.  [default: eval/mean_reward]")
 ]
 At = Annotated[
-    int | None, typer.Option("--at", metavar="STEP", parser=o.parse_count, help="Scores up to this step: 50000, 50k.")
+    int | None, typer.Option("--at", metavar="STEP", parser=o.parse_count, help="Last step to use: 50000 or 50k.")
 ]
 Normalize = Annotated[
-    bool, typer.Option("--normalize", help="Put environments on one scale: random policy 0, reference score 1.")
+    bool, typer.Option("--normalize", help="Normalise scores: 0 is a random policy, 1 the reference score.")
 ]
 Bounds = Annotated[
-    list[str] | None, typer.Option("--bounds", metavar="ENV=LOW:HIGH", help="Scores for 0 and 1 of an environment.")
+    list[str] | None, typer.Option("--bounds", metavar="ENV=LOW:HIGH", help="Scores that are normalised to 0 and 1.")
 ]
-Partial = Annotated[bool, typer.Option("--partial", help="Take unfinished runs too, as far as they got.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Include unfinished runs, with the scores they have.")]
 _Markdown = Annotated[str | None, typer.Option("--markdown", metavar="FILE", help="Also write the tables as Markdown.")]
 _Html = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Also write one page with plots; it opens from disk.")
+    str | None, typer.Option("--html", metavar="FILE", help="Also write a self-contained page with plots.")
 ]
 
 
@@ -41,7 +41,7 @@ def report(
     html: _Html = None,
     as_json: o.Json = False,
 ) -> None:
-    """Scores of runs with their intervals: IQM, mean, median, optimality gap, probability of improvement, curves.
+    """Summarise runs: IQM, mean, median, optimality gap and probability of improvement with intervals, and curves.
 
     Runs of one algorithm that differ only in their seeds are pooled.
     """
@@ -60,13 +60,13 @@ def leaderboard(
     html: _Html = None,
     as_json: o.Json = False,
 ) -> None:
-    """Rank all runs below a directory by IQM, each environment on its own (and all together with --normalize)."""
+    """Rank the runs in a directory by IQM, per environment and, with --normalize, over all environments."""
     options = {"metric": metric, "at": at, "normalize": normalize, "bounds": bounds, "partial": partial, "mixed": True}
     _report([directory], "Leaderboard", options, markdown, html, as_json)
 
 
 def read_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of the command line as the analysis takes them; scores given for an environment ask for its scale."""
+    """Convert the command-line options to arguments of the analysis. --bounds implies --normalize."""
     from rl_training.reports.analysis import known_bounds
     from rl_training.reports.runs import METRIC
 

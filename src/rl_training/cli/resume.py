@@ -9,7 +9,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import report
+from rl_training.cli.output import show_result
 from rl_training.errors import UserError
 
 
@@ -19,16 +19,16 @@ def resume(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", "-r", metavar="DIR", help="Continue from the latest valid checkpoint of a run."),
+        typer.Option("--run", "-r", metavar="DIR", help="Continue from the latest valid checkpoint of this run."),
     ] = None,
     total_timesteps: o.Steps = None,
     env: o.Env = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Continue a run as if it had never stopped; --total-timesteps makes it longer."""
+    """Continue a run exactly where it stopped. Use --total-timesteps to train longer than planned."""
     if (checkpoint is None) == (run is None):
-        raise UserError("say what to continue: --run DIR (its latest checkpoint) or --checkpoint PATH, one of them")
+        raise UserError("give exactly one of --run DIR (continues from its latest checkpoint) and --checkpoint PATH")
     from rl_training.experiment.run.trainer import Trainer
 
     try:
@@ -38,6 +38,6 @@ def resume(
         )  # fmt: skip
     except UserError as error:
         if env is not None and "does not fit" in str(error):
-            raise UserError(f"--env {env} has other spaces than the environment of this run ({error})") from None
+            raise UserError(f"the spaces of --env {env} differ from those of the run ({error})") from None
         raise
-    raise typer.Exit(report(trainer.run(), as_json))
+    raise typer.Exit(show_result(trainer.run(), as_json))

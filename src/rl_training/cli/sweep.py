@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.studies.sweep import Sweep
 
 Workers = Annotated[
-    int, typer.Option("--workers", "-w", metavar="N", min=1, max=1024, help="Trials that train at the same time.")
+    int, typer.Option("--workers", "-w", metavar="N", min=1, max=1024, help="Number of trials to train in parallel.")
 ]
 _OWN_OPTIONS = {
     "seed": "--seeds",
@@ -38,47 +38,47 @@ _OWN_OPTIONS = {
 def sweep(
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", "-c", metavar="FILE|PRESET", help="YAML file or preset; may be given several times."),
+        typer.Option("--config", "-c", metavar="FILE|PRESET", help="YAML file or preset; can be repeated."),
     ] = None,
     algo: Annotated[
-        list[str] | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm; several times for several.")
+        list[str] | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm; can be repeated.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="ID", help="Environment; several times for several.")
+        list[str] | None, typer.Option("--env", "-e", metavar="ID", help="Environment; can be repeated.")
     ] = None,
     total_timesteps: o.Steps = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="LIST", help="A trial for each of them: 0,1,2 or 0-4.  [0]")
+        str | None, typer.Option("--seeds", metavar="LIST", help="One trial per seed: 0,1,2 or 0-4.  [default: 0]")
     ] = None,
     study: Annotated[
-        bool, typer.Option("--study", help="All seeds of a setting together in one trial, trained at once.")
+        bool, typer.Option("--study", help="Train all seeds of a combination together, in one trial.")
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=A,B,C", help="A trial for each value: gamma=0.98,0.99."),
+        typer.Option("--set", "-s", metavar="KEY=A,B,C", help="One trial per value: gamma=0.98,0.99."),
     ] = None,
     output_dir: Annotated[
         str | None,
-        typer.Option("--output-dir", "-o", metavar="DIR", help="Directory of the sweep.  [sweeps/<from the grid>]"),
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Sweep directory.  [default: sweeps/<algo>-<hash>]"),
     ] = None,
     workers: Workers = 1,
     retries: Annotated[
         int,
         typer.Option("--retries", metavar="N", min=0, help="Restarts of a trial whose worker dies without progress."),
     ] = 3,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Also try trials again that failed.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry trials that failed before.")] = False,
     device: o.Device = None,
     execution: o.Execution = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Train every combination of configs, environments, seeds and settings, each as a trial that can be resumed.
+    """Train every combination of configs, environments, seeds and settings. Each is a trial that can be resumed.
 
     rl-training sweep --config dqn/cartpole --seeds 0-3 --set learning_rate=1e-3,3e-4 --workers 4
 
-    The same command continues a sweep that was interrupted or killed. Exit status 1: a trial failed.
+    To continue a sweep that was interrupted or killed, run the same command again. Exit status 1: a trial failed.
     """
-    configs, said = grid(
+    configs, varied = grid(
         config, algo, env, seeds, study, settings,
         {"total_timesteps": total_timesteps, "device": device, "execution": execution},
     )  # fmt: skip
@@ -87,7 +87,7 @@ def sweep(
     if output_dir is None:
         text = json.dumps([identity(item) for item in configs], sort_keys=True)
         output_dir = f"sweeps/{configs[0].algo}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    chosen = Sweep(output_dir, configs, said)
+    chosen = Sweep(output_dir, configs, varied)
     with display(chosen, not no_progress) as show:
         table = chosen.run(workers, retries=retries, retry_failed=retry_failed, on_event=show)
     if as_json:
@@ -100,14 +100,14 @@ def grid(
     configs: list[str] | None, algos: list[str] | None, envs: list[str] | None, seeds: str | None, study: bool,
     settings: list[str] | None, fields: dict[str, Any],
 ) -> tuple[list[TrainConfig], list[dict[str, str]]]:  # fmt: skip
-    """Every combination as a config, and what makes it special. All of them are checked before any is trained."""
+    """Every combination as a config, and the settings that vary in it. All are checked before the first is trained."""
     if configs and algos:
-        raise UserError("--config already names an algorithm: give --config or --algo, not both")
+        raise UserError("--config and --algo cannot be combined: the config already names its algorithm")
     axes: list[list[str]] = []
     for pair in settings or ():
         key, equals, text = pair.partition("=")
         if key.strip() in _OWN_OPTIONS:
-            raise UserError(f"--set {key.strip()}: a sweep has {_OWN_OPTIONS[key.strip()]} for that")
+            raise UserError(f"--set {key.strip()}: use {_OWN_OPTIONS[key.strip()]} instead")
         axes.append([f"{key}={value}" for value in split_values(text)] if equals else [pair])
     numbers = o.parse_seeds(seeds) if seeds is not None else None
     each: list[dict[str, Any]] = [{}]
@@ -119,22 +119,22 @@ def grid(
     for axis in axes:
         count *= len(axis)
     if count > MAX_TRIALS:
-        raise UserError(f"this grid has {count:,} trials; at most {MAX_TRIALS:,} are possible")
+        raise UserError(f"this grid has {count:,} trials; at most {MAX_TRIALS:,} are allowed")
     built: list[TrainConfig] = []
-    said: list[dict[str, str]] = []
+    varied: list[dict[str, str]] = []
     for source, algo, env in itertools.product(configs or [None], algos or [None], envs or [None]):  # type: ignore[list-item]
         for combination in itertools.product(*axes):
             for seed in each:
                 made = o.build_config(source, settings=combination, algo=algo, env_id=env, **seed, **fields)
-                made.hyper()  # its settings are refused now, not after hours
+                made.hyper()  # invalid settings raise now, not after hours
                 built.append(made)
                 varying = (pair.split("=", 1) for pair, axis in zip(combination, axes) if len(axis) > 1)
-                said.append({key.strip(): value.strip() for key, value in varying})
-    return built, said
+                varied.append({key.strip(): value.strip() for key, value in varying})
+    return built, varied
 
 
 def split_values(text: str) -> list[str]:
-    """`a,b,c` at the commas outside brackets and quotes: hidden_sizes=[64,64],[32] has two values."""
+    """Split at commas outside brackets and quotes: hidden_sizes=[64,64],[32] has two values."""
     parts, depth, quote = [""], 0, ""
     for c in text:
         if quote:
@@ -156,7 +156,7 @@ def split_values(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def display(sweep: Sweep, enabled: bool) -> Iterator[Any]:
-    """Shows the events of a sweep on stderr: a live bar on a terminal, a line for each anywhere else."""
+    """Show the events of a sweep on stderr: as a live bar on a terminal, as one line per event elsewhere."""
     texts = {trial.name: trial.describe() for trial in sweep.trials}
     width = len(str(len(texts)))
     over = 0
@@ -166,13 +166,13 @@ def display(sweep: Sweep, enabled: bool) -> Iterator[Any]:
         over += event.kind in ("done", "failed")
         name, state = event.job.name, event.state
         at = f" at step {state.step:,}" if state.step >= 0 else ""
-        said = {
+        outcome = {
             "start": f"{'resumed' + at if state.step >= 0 else 'started'}",
-            "restart": f"its worker died; again{' from' + at.removeprefix(' at') if at else ''}",
+            "restart": f"its worker died; restarted{at}",
             "done": f"done{_score(event)}",
             "failed": f"FAILED: {state.error}",
         }[event.kind]
-        return f"[{over:>{width}}/{len(texts)}] {name}  {texts[name]}: {said}"
+        return f"[{over:>{width}}/{len(texts)}] {name}  {texts[name]}: {outcome}"
 
     if not enabled:
         yield lambda event: None

@@ -9,7 +9,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import report
+from rl_training.cli.output import show_result
 from rl_training.errors import UserError
 
 
@@ -25,15 +25,15 @@ def train(
     device: o.Device = None,
     execution: o.Execution = None,
     track: Annotated[
-        list[str] | None, typer.Option("--track", metavar="NAME", help="Also show metrics in wandb, mlflow or trackio.")
+        list[str] | None, typer.Option("--track", metavar="NAME", help="Also log metrics to wandb, mlflow or trackio.")
     ] = None,
     init_from: Annotated[
-        str | None, typer.Option("--init-from", metavar="RUN", help="Start from the networks of this run.")
+        str | None, typer.Option("--init-from", metavar="RUN", help="Start with the networks of this run.")
     ] = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Train an agent, or a study of several seeds at once.
+    """Train an agent, or a study with several seeds at once.
 
     rl-training train --config ppo/cartpole
 
@@ -47,19 +47,19 @@ def train(
 
     trainer = Trainer(chosen, progress=not no_progress, command=sys.argv)
     if config is None:
-        _hint(chosen.algo, chosen.env_id)
-    raise typer.Exit(report(trainer.run(), as_json))
+        _suggest_preset(chosen.algo, chosen.env_id)
+    raise typer.Exit(show_result(trainer.run(), as_json))
 
 
-def _hint(algo: str, env_id: str) -> None:
-    """Tuned settings change the result, so they are offered, never applied silently."""
+def _suggest_preset(algo: str, env_id: str) -> None:
+    """Tuned settings change the results, so they are suggested and never applied silently."""
     from rl_training import registry
     from rl_training.experiment.run.config import read_config
 
     for preset in registry.presets(algo):
         try:
             if read_config(preset).get("env_id") == env_id:
-                tell(f"hint: these are the algorithm's default settings; tuned ones are in --config {preset}")
+                tell(f"hint: this run uses the default settings; use --config {preset} for tuned ones")
                 return
-        except UserError:  # a broken preset is no reason not to train without it
+        except UserError:  # a broken preset must not stop a run that does not use it
             continue

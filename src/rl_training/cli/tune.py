@@ -23,25 +23,25 @@ def tune(
     env: o.Env = None,
     total_timesteps: o.Steps = None,
     trials: Annotated[
-        int, typer.Option("--trials", "-t", metavar="N", min=1, max=100_000, help="Settings to try.")
+        int, typer.Option("--trials", "-t", metavar="N", min=1, max=100_000, help="Number of settings to try.")
     ] = 20,
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="LIST", help="Seeds of each trial, trained together.")
     ] = "100-102",
     final_seeds: Annotated[
-        str, typer.Option("--final-seeds", metavar="LIST", help="Unseen seeds for the score of the best settings.")
+        str, typer.Option("--final-seeds", metavar="LIST", help="Held-out seeds for the score of the best settings.")
     ] = "1000-1004",
     space: Annotated[
         str | None,
-        typer.Option("--space", metavar="FILE", help="What to search; without it, the algorithm's packaged space."),
+        typer.Option("--space", metavar="FILE", help="Search space.  [default: the algorithm's packaged space]"),
     ] = None,
     output_dir: Annotated[
         str | None,
-        typer.Option("--output-dir", "-o", metavar="DIR", help="Directory of the study.  [tuning/<algo>-<env>]"),
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Study directory.  [default: tuning/<algo>-<env>]"),
     ] = None,
     workers: Workers = 1,
     sampler_seed: Annotated[
-        int, typer.Option("--sampler-seed", metavar="N", min=0, max=2**31 - 1, help="Seed of the search itself.")
+        int, typer.Option("--sampler-seed", metavar="N", min=0, max=2**31 - 1, help="Seed for the search itself.")
     ] = 0,
     settings: o.Settings = None,
     device: o.Device = None,
@@ -49,16 +49,16 @@ def tune(
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Search for better settings: Optuna, with bad trials ended early. Needs the extra `tuning`.
+    """Search for better settings with Optuna, which stops bad trials early. Needs the `tuning` extra.
 
     rl-training tune --config ppo/cartpole --trials 50 --workers 4
 
-    The same command continues a study that was interrupted; more --trials make it longer. The best settings are written
-    as best.yaml, a file for `train --config`, and scored on seeds that took no part in the search.
+    To continue a study that was interrupted, run the same command again; with more --trials it searches longer. The
+    best settings are written to best.yaml, a file for `train --config`, and scored on held-out seeds.
     """
     from rl_training.experiment.studies.tune import make_tuning, optuna
 
-    optuna()  # before anything else: the extra may be missing
+    optuna()  # first, because the extra may be missing
     chosen = o.build_config(
         config, settings=settings, algo=algo, env_id=env, total_timesteps=total_timesteps, device=device,
         execution=execution,
@@ -76,7 +76,7 @@ def tune_report(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory of a study.", show_default=False)],
     as_json: o.Json = False,
 ) -> None:
-    """Show the trials of a tuning study, which settings matter, and the best ones."""
+    """Show the trials of a tuning study, the most important settings, and the best values."""
     from rl_training.experiment.studies.tune import report
 
     _report(report(directory), as_json)
@@ -91,13 +91,13 @@ def _show(event: Event) -> None:
         name = f"{name} on held-out seeds"
     evaluation = summary_of(state).get("final_eval") or {}
     mean = f"mean return {evaluation['mean_return']:,.1f}" if "mean_return" in evaluation else "no evaluation"
-    said = {
+    outcome = {
         "start": f"resumed at step {state.step:,}" if state.step >= 0 else "started",
-        "restart": "its worker died; again",
+        "restart": "its worker died; restarted",
         "done": f"pruned, {mean}" if was_pruned(state) else mean,
         "failed": f"failed: {state.error}",
     }[event.kind]
-    tell(f"{name}: {said}")
+    tell(f"{name}: {outcome}")
 
 
 def _report(report: dict[str, Any], as_json: bool) -> None:

@@ -18,15 +18,15 @@ def verify(
     ],
     env: o.Env = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="LIST", help="Other seeds than the ledger's: 0,1,2 or 0-4.")
+        str | None, typer.Option("--seeds", metavar="LIST", help="Seeds to use instead of the ledger's: 0,1,2 or 0-4.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="DIR", help="Where the result is written.  [results]")
+        str | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for the result.  [default: results]")
     ] = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
-    """Train what the verification ledger says and compare the score with its published bar.
+    """Train as the verification ledger specifies and compare the score with the published bar.
 
     A missed bar is a result, not an error: the exit status is 0 and `passed` is false.
     """
@@ -34,9 +34,9 @@ def verify(
     from rl_training import registry
     from rl_training.experiment.tools import verify as ledger
 
-    registry.entry(algo)  # a typing error gets the nearest name
+    registry.entry(algo)  # a typo raises an error with the nearest name
     if output is not None:
-        Path(output).mkdir(parents=True, exist_ok=True)  # not after hours of training
+        Path(output).mkdir(parents=True, exist_ok=True)  # fail now, not after hours of training
     folder = Path(output) if output is not None else None
     result = ledger.verify(algo, env=env, seeds=chosen, output=folder, progress=not no_progress)
     if as_json:

@@ -21,7 +21,7 @@ def verify_resume(
     execution: o.Execution = None,
     as_json: o.Json = False,
 ) -> None:
-    """Train shortly, cut, resume in a fresh process, and compare every saved tensor with an uninterrupted run.
+    """Train briefly, stop, resume in a new process, and compare every saved tensor with an uninterrupted run.
 
     -n is the length of the short run. Exit status 0: identical, 1: something differs.
     """
@@ -33,14 +33,14 @@ def verify_resume(
     )  # fmt: skip
     from rl_training.experiment.tools.verify_resume import verify_resume as verify
 
-    tell("training twice, and resuming once in a fresh process ...")
+    tell("training twice, and resuming once in a new process ...")
     found = verify(chosen, steps=total_timesteps)
     if as_json:
         print_json(found)
     else:
-        what = f"{found['algo']} on {found['env_id']}, cut at step {found['cut_at']:,} of {found['steps']:,}"
+        what = f"{found['algo']} on {found['env_id']}, stopped at step {found['cut_at']:,} of {found['steps']:,}"
         if found["identical"]:
-            print(f"identical: {what}; {found['compared']} tensors and records have the same SHA-256")
+            print(f"identical: {what}; all {found['compared']} tensors and records have the same SHA-256")
         else:
             names = ", ".join(found["different"][:8]) + (" ..." if len(found["different"]) > 8 else "")
             why = " (its environments cannot be restored)" if found["environments"] == "restarted" else ""

@@ -1,6 +1,6 @@
 """Environments: one vector interface over Gymnasium, spaces as plain arrays, and exact capture of running episodes.
 
-Names are looked up when they are used: algorithms and the learner need `spec` only, and must not import Gymnasium.
+Names are imported on first use. Algorithms and the learner need only `spec` and must not import Gymnasium.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _MODULES = {
     "vectorize": ("make_vector_env",),
     "workers": ("AsyncVectorEnv",),
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 __all__ = [

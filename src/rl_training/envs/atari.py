@@ -1,8 +1,8 @@
-"""Atari games as agents are compared on (Machado et al. 2018): `Atari/Pong-v0` and so on, made from ale-py.
+"""Atari games with the standard evaluation settings (Machado et al. 2018): `Atari/Pong-v0` and so on, based on ale-py.
 
-One environment class instead of a stack of wrappers: it knows all of its state, so a running game can be saved and
-continued exactly. `vectorization: vector` uses ale-py's own vector environment with the same settings; it is faster and
-its games restart on resume.
+One environment class replaces the usual stack of wrappers. It knows all of its state, so a running game can be saved
+and continued exactly. `vectorization: vector` uses ale-py's own vector environment with the same settings. That is
+faster, but its games restart on resume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_training.spec import Array
 
 ATARI_ID = re.compile(r"Atari/([A-Za-z0-9]+)-v0")
 NOOP, FIRE = 0, 1
-MAX_FRAMES = 108_000  # of an episode: half an hour of play
+MAX_FRAMES = 108_000  # per episode: half an hour of play
 
 
 def _ale() -> Any:
@@ -29,28 +29,29 @@ def _ale() -> Any:
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
         return ale
     except ImportError:
-        raise UserError("Atari games need the Atari extra: pip install 'rl-training[atari]'") from None
+        raise UserError("Atari games need the atari extra: pip install 'rl-training[atari]'") from None
 
 
 def area_weights(old: int, new: int) -> Array:
-    """[new, old]: the share of each old pixel in a new one, by the length they have in common."""
+    """[new, old]: the share of each old pixel in each new pixel, by the length of their overlap."""
     edges = np.arange(new + 1) * (old / new)
     starts = np.arange(old)
-    common = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
-    weights: Array = (np.maximum(common, 0.0) * (new / old)).astype(np.float32)
+    overlap = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
+    weights: Array = (np.maximum(overlap, 0.0) * (new / old)).astype(np.float32)
     return weights
 
 
 class Atari(gym.Env[Any, Any]):
-    """Grey `size` x `size` frames, the last `stack` of them as one image [stack, size, size], newest last; or, with
-    `grey` off, frames in colour, [3 * stack, size, size].
+    """The last `stack` grey frames of `size` x `size` as one image [stack, size, size], newest last. With `grey` off,
+    the frames are in colour: [3 * stack, size, size].
 
-    frame_skip: each action is repeated so often; the last two screens are joined by their maximum, as sprites flicker.
-    noop_max: a game starts with 1 to so many actions that do nothing. sticky: probability that the console repeats the
-    last action (0.25 in Machado et al. 2018, 0 in Mnih et al. 2015). full_actions: all 18 instead of the game's own.
-    episodic_life: a lost life ends the episode, and the next one goes on with the same game. clip_rewards: to their
-    sign.
-    The last two are for training; evaluation plays whole games for the score.
+    frame_skip: how often each action is repeated. The observation is the maximum of the last two screens, because
+    sprites flicker.
+    noop_max: a game starts with 1 to `noop_max` no-ops.
+    sticky: probability that the console repeats the last action (0.25 in Machado et al. 2018, 0 in Mnih et al. 2015).
+    full_actions: all 18 actions instead of the game's minimal set.
+    episodic_life: losing a life ends the episode; the next episode continues the same game. For training only.
+    clip_rewards: replace rewards by their sign. For training only: evaluation plays whole games for the score.
     """
 
     metadata = {"render_modes": []}
@@ -85,16 +86,16 @@ class Atari(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         if self._over:
-            if seed is not None:  # the console takes its seed when a game is loaded
+            if seed is not None:  # the emulator reads its seed when it loads a game
                 self._ale = self._interface(int(self.np_random.integers(2**31)))
             self._ale.reset_game()
             for _ in range(int(self.np_random.integers(1, self._noop_max + 1)) if self._noop_max else 0):
                 self._ale.act(NOOP)
                 if self._ale.game_over():
                     self._ale.reset_game()
-        else:  # a life was lost: the game goes on
+        else:  # a life was lost: the game continues
             self._ale.act(NOOP)
-        if self._actions[1].value == FIRE:  # some games wait for the first shot
+        if self._actions[1].value == FIRE:  # some games wait for FIRE to start
             self._ale.act(FIRE)
         self._lives, self._over = self._ale.lives(), False
         self._push(self._screen(), fill=True)
@@ -134,7 +135,7 @@ class Atari(gym.Env[Any, Any]):
             self._stack[-self._channels :] = small
 
     def get_state(self) -> dict[str, Any]:
-        """Everything: console with its random numbers, the stack, what a lost life is compared with."""
+        """The whole state: the emulator with its random generator, the frame stack, and the number of lives."""
         console = self._ale.cloneState(include_rng=True).serialize()
         return {
             "console": np.frombuffer(console, np.uint8).copy(),
@@ -150,7 +151,7 @@ class Atari(gym.Env[Any, Any]):
 
 
 def make_atari_vector(num_envs: int, game: str, **options: Any) -> Any:
-    """The same settings for ale-py's vector environment."""
+    """Make ale-py's vector environment with the same settings."""
     names = {
         "frame_skip": "frameskip", "sticky": "repeat_action_probability", "full_actions": "full_action_space",
         "clip_rewards": "reward_clipping", "stack": "stack_num", "max_frames": "max_num_frames_per_episode",
@@ -158,13 +159,13 @@ def make_atari_vector(num_envs: int, game: str, **options: Any) -> Any:
     defaults: dict[str, Any] = {"sticky": 0.25, "clip_rewards": False, "episodic_life": False}
     size = options.pop("size", 84)
     if not options.pop("grey", True):
-        raise UserError("Atari's vector environment has grey frames only here: use vectorization sync or async")
+        raise UserError("colour frames (grey: false) need vectorization 'sync' or 'async', not 'vector'")
     given = {names.get(k, k): v for k, v in {**defaults, **options}.items()}
     return _ale().AtariVectorEnv(game, num_envs, img_height=size, img_width=size, **given)
 
 
 def register_atari(env_id: str) -> None:
-    """Make `Atari/<Game>-v0` known to Gymnasium when it is asked for; nothing for other ids."""
+    """Register `Atari/<Game>-v0` with Gymnasium on demand; other ids are ignored."""
     match = ATARI_ID.fullmatch(env_id)
     if match is None or env_id in gym.registry:
         return
@@ -172,7 +173,7 @@ def register_atari(env_id: str) -> None:
     known = _ale().roms.get_all_rom_ids()
     if rom not in known:
         titles = ["".join(part.capitalize() for part in name.split("_")) for name in known]
-        raise UserError(f"there is no Atari game '{match[1]}'.{did_you_mean(match[1], titles)}")
+        raise UserError(f"unknown Atari game '{match[1]}'.{did_you_mean(match[1], titles)}")
     gym.register(
         env_id,
         entry_point=f"{__name__}:Atari",

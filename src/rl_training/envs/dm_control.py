@@ -1,8 +1,8 @@
 """The DeepMind Control Suite (Tassa et al. 2018) through shimmy: `DMControl/walker-walk-v0` and so on.
 
-Beside what shimmy's own ids (`dm_control/walker-walk-v0`) give: the observation as one vector or as an image, and
-repeated actions, which is how agents are compared on the suite. Every episode ends after 1000 steps of the suite, and
-as rewards are in [0, 1] the best return is below 1000.
+Unlike shimmy's own ids (`dm_control/walker-walk-v0`), these give the observation as one vector or image and can repeat
+actions, as published comparisons do. Every episode lasts 1000 steps of the suite. Rewards are in [0, 1], so the return
+is at most 1000.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def _suite() -> Any:
         importlib.import_module("shimmy")
         return importlib.import_module("dm_control.suite")
     except ImportError as error:
-        raise UserError(f"environments of dm_control need the dm_control extra ({error}): {EXTRA}") from None
+        raise UserError(f"dm_control environments need the dm-control extra ({error}): {EXTRA}") from None
 
 
 class DMControl(gym.Env[Any, Any]):
-    """One task of the suite. The observation is the vector of all that the task shows; with `pixels` an image
-    [size, size, 3] of `camera` instead. Each action is repeated `action_repeat` times, and the rewards are summed."""
+    """One task of the suite. The observation is the concatenation of all the task's observations; with `pixels`, it is
+    an image [size, size, 3] from `camera`. Each action is repeated `action_repeat` times and the rewards are summed."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 40}
 
@@ -45,7 +45,7 @@ class DMControl(gym.Env[Any, Any]):
         shimmy = importlib.import_module("shimmy.dm_control_compatibility")
         try:
             loaded = suite.load(domain, task)
-        except AttributeError as error:  # fields of its structures that a newer MuJoCo has not
+        except AttributeError as error:  # a field that newer versions of MuJoCo removed
             raise UserError(
                 f"dm_control {version('dm_control')} does not work with mujoco {version('mujoco')} ({error}): {EXTRA}"
             ) from None
@@ -86,10 +86,10 @@ class DMControl(gym.Env[Any, Any]):
     def _draw(self, size: int) -> Array:
         try:
             image: Array = self._physics.render(height=size, width=size, camera_id=self._camera)
-        except Exception as error:  # OpenGL and its three ways of having no display
+        except Exception as error:  # each OpenGL backend fails in its own way without a display
             raise UserError(
-                f"dm_control cannot draw images here ({type(error).__name__}: {str(error)[:120]});"
-                " the environment variable MUJOCO_GL chooses how: egl, osmesa or glfw"
+                f"dm_control cannot render images on this machine ({type(error).__name__}: {str(error)[:120]});"
+                " set the environment variable MUJOCO_GL to egl, osmesa or glfw"
             ) from None
         return image
 
@@ -101,14 +101,14 @@ class DMControl(gym.Env[Any, Any]):
 
 
 def register_dm_control(env_id: str) -> None:
-    """Make `DMControl/<domain>-<task>-v0` known to Gymnasium when it is asked for; nothing for other ids."""
+    """Register `DMControl/<domain>-<task>-v0` with Gymnasium on demand; other ids are ignored."""
     match = DM_CONTROL_ID.fullmatch(env_id)
     if env_id.startswith("dm_control/"):
-        _suite()  # shimmy registers these itself
+        _suite()  # importing shimmy registers these ids
     if match is None or env_id in gym.registry:
         return
     known = [f"{domain}-{task}" for domain, task in _suite().ALL_TASKS]
     name = f"{match[1]}-{match[2]}"
     if name not in known:
-        raise UserError(f"dm_control has no task '{name}'.{did_you_mean(name, known)}")
+        raise UserError(f"unknown dm_control task '{name}'.{did_you_mean(name, known)}")
     gym.register(env_id, entry_point=f"{__name__}:DMControl", kwargs={"domain": match[1], "task": match[2]})

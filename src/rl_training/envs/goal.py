@@ -1,4 +1,4 @@
-"""A small goal environment in the form of Gymnasium-Robotics: sparse reward, and a different goal in every episode."""
+"""A small goal environment in the style of Gymnasium-Robotics, with a sparse reward and a new goal in every episode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HORIZON = 50
 
 
 class PointGoal(gym.Env[Any, Any]):
-    """A point with momentum in a box must come to the goal and be there when the time is over.
+    """A point with momentum moves in a box. It must reach the goal and be there when the time is up.
 
-    The action accelerates the point, friction slows it down, walls stop it. The reward is 0 within `threshold` of the
-    goal and -1 elsewhere, so an agent that never met the goal learns nothing from it. Episodes end by their time limit
-    alone; `is_success` says whether the point is at the goal.
+    The action accelerates the point, friction slows it down and walls stop it. The reward is 0 within `threshold` of
+    the goal and -1 elsewhere, so an agent that never reaches the goal learns nothing from it. Episodes end only at the
+    time limit; `is_success` says whether the point is at the goal.
     """
 
     metadata = {"render_modes": []}
@@ -66,7 +66,7 @@ class PointGoal(gym.Env[Any, Any]):
 
 
 def register_goals() -> None:
-    """Make it known to Gymnasium; calling it again does nothing."""
+    """Register the environment with Gymnasium, if it is not yet registered."""
     env_id = "rl_training/PointGoal-v0"
     if env_id not in gym.registry:
         gym.register(env_id, entry_point=f"{__name__}:PointGoal", max_episode_steps=HORIZON)

@@ -1,7 +1,7 @@
-"""Action masks: which actions an environment allows now, from the observation (`action_mask` in a Dict) or from info.
+"""Action masks: the currently allowed actions, from the observation (`action_mask` in a Dict) or from info.
 
-A mask has one entry an action, true for allowed: `[n]` for Discrete, the components one after the other for
-MultiDiscrete, one entry a bit for MultiBinary (a forbidden bit is 0). It travels as one more part of the observation.
+A mask has one entry per action, true if allowed: `[n]` for Discrete, the concatenated components for MultiDiscrete, one
+entry per bit for MultiBinary (a forbidden bit is 0). It is passed on as one more array of the observation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rl_training.spec import MASK, ActionSpec, Array
 
 
 class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
-    """Moves `info["action_mask"]` into the observation, beside what was there."""
+    """Moves `info["action_mask"]` into the observation."""
 
     def __init__(self, env: gym.Env[Any, Any], length: int) -> None:
         super().__init__(env)
@@ -24,20 +24,20 @@ class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **arguments: Any) -> Any:
         obs, info = self.env.reset(**arguments)
-        return self._joined(obs, info), info
+        return self._with_mask(obs, info), info
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._joined(obs, info), reward, terminated, truncated, info
+        return self._with_mask(obs, info), reward, terminated, truncated, info
 
-    def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         if MASK not in info:
-            raise ValueError(f"info has no '{MASK}', though the first reset gave one")
+            raise ValueError(f"info has no '{MASK}', but the first reset returned one; return it from every step")
         return {"observation": obs, MASK: flat_mask(info[MASK])}
 
 
 def split_mask(obs: Any, masked: bool) -> tuple[Any, Any]:
-    """(the observation without its mask, where actions are allowed); no mask, where the environment has none."""
+    """(the observation without its mask, the mask as booleans); the mask is None if the environment has none."""
     if not masked:
         return obs, None
     rest = {name: x for name, x in obs.items() if name != MASK}
@@ -45,13 +45,13 @@ def split_mask(obs: Any, masked: bool) -> tuple[Any, Any]:
 
 
 def flat_mask(mask: Any) -> Array:
-    """One row of 0 and 1; a tuple of masks, one a component, is joined."""
+    """The mask as one vector of 0 and 1; a tuple of masks, one per component, is concatenated."""
     parts = mask if isinstance(mask, tuple | list) and len(mask) and np.ndim(mask[0]) else (mask,)
     return np.concatenate([np.asarray(part).reshape(-1) != 0 for part in parts]).astype(np.int8)
 
 
 def info_mask_length(env: gym.Env[Any, Any]) -> int:
-    """Length of the mask that the environment gives in info, 0 if it gives none. Resets the environment."""
+    """Length of the mask in the environment's info, or 0 if there is none. Resets the environment."""
     if isinstance(env.action_space, spaces.Box) or in_observation(env.observation_space):
         return 0
     _, info = env.reset(seed=0)
@@ -62,16 +62,16 @@ def in_observation(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
-def components(action: ActionSpec) -> list[slice]:
-    """Parts of a mask of which at least one entry must be true."""
-    if action.kind == "multi_binary":  # all bits 0 is an action
+def mask_components(action: ActionSpec) -> list[slice]:
+    """The slices of a mask in which at least one entry must be true."""
+    if action.kind == "multi_binary":  # all bits 0 is a valid action
         return []
     ends = np.cumsum(action.nvec).tolist()
     return [slice(end - n, end) for end, n in zip(ends, action.nvec)]
 
 
-def without_choice(masks: Array, parts: list[slice]) -> Array:
-    """Rows of `[M, n]` masks that leave no action."""
+def rows_without_actions(masks: Array, parts: list[slice]) -> Array:
+    """Indices of the rows of `[M, n]` masks that allow no action."""
     bad = np.zeros(len(masks), np.bool_)
     for part in parts:
         bad |= ~masks[:, part].any(axis=1)

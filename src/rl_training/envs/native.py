@@ -1,4 +1,4 @@
-"""Environments that are vectorised themselves: Gymnasium's three autoreset conventions, and EnvPool's, made one."""
+"""Natively vectorised environments: one interface over Gymnasium's three autoreset modes and EnvPool."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gymnasium.vector import AutoresetMode
 
 from rl_training.envs.factory import env_name, find_spec, user_errors
 from rl_training.envs.given import VectorSource
-from rl_training.envs.masks import components, without_choice
+from rl_training.envs.masks import mask_components, rows_without_actions
 from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, ObservationShapeError, make_spec
-from rl_training.envs.sync import Buffers, copy_rows, describe, named, select
+from rl_training.envs.sync import Buffers, arrays_by_label, arrays_by_name, copy_rows, select_rows
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.errors import UserError
 from rl_training.spec import MASK, Array, EnvSource
 
 
 class NativeVectorEnv(VectorEnv):
-    """One or more `gymnasium.vector.VectorEnv`s, one after the other, as one batch.
+    """One or more `gymnasium.vector.VectorEnv`s, concatenated into one batch.
 
-    Such an environment resets itself, so only its first episodes are seeded by us. With NEXT_STEP autoreset, the row
-    after an episode's end is a reset and no transition: it comes with `valid` False.
+    Such an environment resets itself, so only its first episodes get our seeds. With NEXT_STEP autoreset, the step
+    after an episode's end is a reset, not a transition: its row has `valid` False.
     """
 
     def __init__(self, envs: Any, *, seeds: Sequence[int] = (0,), stream: int = 0, env_id: str | None = None,
@@ -33,14 +33,14 @@ class NativeVectorEnv(VectorEnv):
         self._envs: list[Any] = list(envs) if isinstance(envs, list | tuple) else [envs]
         self._borrowed = borrowed
         if len(self._envs) != len(seeds):
-            raise UserError(f"{len(self._envs)} vector environments need as many seeds; got {len(seeds)}.")
+            raise UserError(f"{len(self._envs)} vector environments need one seed each; got {len(seeds)} seeds.")
         first = self._envs[0]
         gym_spec = getattr(first, "spec", None)
         name = env_id or (gym_spec.id if gym_spec else type(first).__name__)
         obs_space, action_space = first.single_observation_space, first.single_action_space
         self.spec = make_spec(name, obs_space, action_space, getattr(gym_spec, "max_episode_steps", None), masks)
         self._encoder = ObsEncoder(obs_space, masks)
-        self._masks, self._choices = masks, components(self.spec.action) if self.spec.masked else []
+        self._masks, self._choices = masks, mask_components(self.spec.action) if self.spec.masked else []
         self._decoder = ActionDecoder(self.spec.action, action_space)
         ends = np.cumsum([env.num_envs for env in self._envs]).tolist()
         self._rows = [slice(end - env.num_envs, end) for end, env in zip(ends, self._envs)]
@@ -61,8 +61,8 @@ class NativeVectorEnv(VectorEnv):
             obs, info = env.reset(seed=episode_seed(*place, self._round))
             if self._masks and not self.spec.masked and MASK in info:
                 raise UserError(
-                    f"{self.spec.env_id} gives its {MASK} in info: use vectorization 'sync' or 'async',"
-                    " or put it into the observation"
+                    f"{self.spec.env_id} has its {MASK} in info: use vectorization 'sync' or 'async',"
+                    " or move the mask into the observation"
                 )
             self._encode(obs, self.current_obs(), rows)
         self._resetting[:] = False
@@ -75,7 +75,7 @@ class NativeVectorEnv(VectorEnv):
         self._parity ^= 1
         obs, final_obs, rewards, terminated, truncated = self._halves[self._parity]
         decoded = self._decoder.decode(np.asarray(actions, dtype=self._decoder.dtype))
-        resets: list[tuple[slice, Any, Any]] = []  # rows, the new batch if known, the environment
+        resets: list[tuple[slice, Any, Any]] = []  # rows, their new observations if known, the environment
         for env, rows, mode in zip(self._envs, self._rows, self._modes):
             raw, reward, ends, cuts, info = env.step(decoded[rows])
             rewards[rows], terminated[rows], truncated[rows] = reward, ends, cuts
@@ -115,10 +115,10 @@ class NativeVectorEnv(VectorEnv):
         return self._halves[self._parity].obs
 
     def get_state(self) -> EnvState:
-        """The environments' own states when all offer them (`get_state()`, arrays by name), else nothing to restore."""
+        """The environments' own states if all of them have `get_state()`; otherwise no state that can be restored."""
         if not all(_has_state(env) for env in self._envs):
             return EnvState({"native": len(self._envs), "round": self._round, "method": "lost"})
-        arrays = {f"obs.{k}": a.copy() for k, a in named(self.current_obs()).items()}
+        arrays = {f"obs.{k}": a.copy() for k, a in arrays_by_name(self.current_obs()).items()}
         arrays |= {
             "resetting": self._resetting.copy(),
             "returns": self._returns.copy(),
@@ -132,7 +132,7 @@ class NativeVectorEnv(VectorEnv):
 
     def set_state(self, state: EnvState) -> Restored:
         if state.meta.get("native") != len(self._envs):
-            raise UserError("The saved environment state is not one of these vector environments.")
+            raise UserError(f"The saved state does not belong to {len(self._envs)} native vector environments.")
         self._round = int(state.meta["round"])
         self.reset()
         if state.meta["method"] != "state" or not all(_has_state(env) for env in self._envs):
@@ -141,7 +141,7 @@ class NativeVectorEnv(VectorEnv):
         for k, env in enumerate(self._envs):
             own = {key.split(".", 1)[1]: a.copy() for key, a in state.arrays.items() if key.startswith(f"{k}.")}
             env.unwrapped.set_state(own[""] if set(own) == {""} else own)
-        for name, a in named(self.current_obs()).items():
+        for name, a in arrays_by_name(self.current_obs()).items():
             a[...] = state.arrays[f"obs.{name}"]
         self._resetting[:] = state.arrays["resetting"]
         self._returns[:], self._lengths[:] = state.arrays["returns"], state.arrays["lengths"]
@@ -153,42 +153,43 @@ class NativeVectorEnv(VectorEnv):
 
     def _encode(self, raw: Any, out: Obs, rows: slice) -> None:
         try:
-            self._encoder.encode_batch(raw, select(out, rows))
+            self._encoder.encode_batch(raw, select_rows(out, rows))
         except ObservationShapeError as error:
             raise EnvError(f"{self.spec.env_id}: {error}") from None
 
     def _write_final(self, final: Any, obs: Obs, offset: int, done: Array) -> None:
-        """SAME_STEP: the true final observations, as an object array of single ones or batched like observations."""
+        """SAME_STEP: write the true final observations, given as an object array or batched like observations."""
         rows = np.flatnonzero(done).tolist()
         if isinstance(final, np.ndarray) and final.dtype == object:
             for i in rows:
                 self._encoder.write(final[i], obs, offset + i)
             return
         batch = self._encoder.encode_batch(final)
-        for k, a in named(batch).items():
-            named(obs)[k][offset + np.array(rows)] = a[rows]
+        for k, a in arrays_by_name(batch).items():
+            arrays_by_name(obs)[k][offset + np.array(rows)] = a[rows]
 
     def _check_masks(self, obs: Obs) -> None:
-        """Every row that will be acted on (one whose next step is a reset will not) leaves an action."""
+        """Every row must allow an action, unless its next step is a reset."""
         if self._choices:
-            bad = [i for i in without_choice(named(obs)[MASK], self._choices).tolist() if not self._resetting[i]]
+            rows = rows_without_actions(arrays_by_name(obs)[MASK], self._choices).tolist()
+            bad = [i for i in rows if not self._resetting[i]]
             if bad:
                 raise EnvError(f"{self.spec.env_id}, sub-environment {bad[0]}: the {MASK} allows no action")
 
     def _check(self, obs: Obs, rewards: Array | None = None) -> None:
-        fields = describe(obs)
+        fields = arrays_by_label(obs)
         if rewards is not None:
             fields["reward"] = rewards
         for name, a in fields.items():
             if a.dtype == np.float32 and not np.isfinite(a).all():
                 i = int(np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(axis=1))[0])
                 raise EnvError(
-                    f"{self.spec.env_id}, sub-environment {i}: {name} holds NaN or infinity: {a[i].tolist()}"
+                    f"{self.spec.env_id}, sub-environment {i}: {name} contains NaN or infinity: {a[i].tolist()}"
                 )
 
 
 class _EnvPool:
-    """EnvPool's pool with the attributes of a Gymnasium vector env; it resets on the step after an episode's end."""
+    """An EnvPool pool with the attributes of a Gymnasium vector env. It resets on the step after an episode's end."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     spec = None
@@ -199,7 +200,7 @@ class _EnvPool:
         self.step, self.close = pool.step, pool.close
 
     def reset(self, **_: Any) -> Any:
-        return self.unwrapped.reset()  # the seed was given when the pool was made
+        return self.unwrapped.reset()  # a pool gets its seed when it is made
 
 
 def make_native(
@@ -211,7 +212,7 @@ def make_native(
     env_kwargs: dict[str, Any],
     masks: bool = False,
 ) -> NativeVectorEnv:
-    """One native vector environment a seed, so that a seed's episodes do not depend on the others in the study."""
+    """One native vector environment per seed, so that a seed's episodes do not depend on the study's other seeds."""
     envs: list[Any]
     if mode == "envpool":
         try:
@@ -226,9 +227,7 @@ def make_native(
     elif isinstance(env_id, str):
         spec = find_spec(env_id)
         if spec.vector_entry_point is None:
-            raise UserError(
-                f"{env_id} has no vectorised implementation of its own: use vectorization 'sync' or 'async'."
-            )
+            raise UserError(f"{env_id} has no native vector implementation: use vectorization 'sync' or 'async'.")
         kwargs: dict[str, Any] = {"vectorization_mode": "vector_entry_point", **env_kwargs}
         with user_errors(spec, env_kwargs):
             envs = [gym.make_vec(spec, num_envs, **kwargs) for _ in seeds]

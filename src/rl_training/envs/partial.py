@@ -1,4 +1,4 @@
-"""Tasks that need a memory: the observation does not tell everything that the best action depends on."""
+"""Partially observable tasks, which need memory: the best action depends on more than the current observation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rl_training.spec import Array
 
 
 class CartPoleNoVelocity(CartPoleEnv):
-    """CartPole that shows position and angle only: the velocities must be inferred from what was seen before.
+    """CartPole that shows only position and angle. The velocities must be inferred from earlier observations.
 
-    The same physics, rewards and time limit as CartPole-v1; a policy without memory balances for some forty steps.
-    `scaled` divides both by the limits at which an episode ends, for agents that do not normalise observations.
+    Physics, rewards and time limit are those of CartPole-v1. A policy without memory balances for about forty steps.
+    `scaled` divides both numbers by the limits at which an episode ends, for agents that do not normalise observations.
     """
 
     _shown = [0, 2]
@@ -40,7 +40,7 @@ class CartPoleNoVelocity(CartPoleEnv):
 
 
 def register_memory_tasks() -> None:
-    """Make the tasks known to Gymnasium; calling it again does nothing."""
+    """Register the tasks with Gymnasium, if they are not yet registered."""
     env_id = "rl_training/CartPoleNoVelocity-v0"
     if env_id not in gym.registry:
         gym.register(env_id, entry_point=f"{__name__}:CartPoleNoVelocity", max_episode_steps=500)

@@ -1,4 +1,4 @@
-"""A task to be learned from images, small enough for a processor and with a known best return."""
+"""An image task that is small enough to train on a CPU and has a known best return."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gymnasium import spaces
 
 from rl_training.spec import Array
 
-GRID, CELL = 7, 2  # cells of a side, and pixels of a cell
-HEIGHT = 3  # cells of the paddle
+GRID, CELL = 7, 2  # cells per side, and pixels per side of a cell
+HEIGHT = 3  # height of the paddle in cells
 FALL = GRID - 1  # steps that a ball falls: as many as the paddle needs from wall to wall
 
 
 class TinyPixels(gym.Env[Any, Any]):
-    """Catch balls: an image of 14 x 14 pixels, the ball and the trail of its fall in red, a tall paddle in green.
+    """Catch balls in an image of 14 x 14 pixels: the ball and its trail are red, a tall paddle is green.
 
-    Balls fall one cell a step, one after the other; the actions move the paddle by one cell (left, not at all, right).
-    A ball that lands on the paddle is worth 1, in the frame that shows it there. Every ball can be caught, so the best
-    return is the number of balls. Whoever does not look catches one in seven, whatever he does.
+    Balls fall one at a time, by one cell per step. The actions move the paddle by one cell: left, stay, right. A ball
+    that lands on the paddle is worth 1, in the frame that shows it there. Every ball can be caught, so the best return
+    is the number of balls. A policy that ignores the image catches one ball in seven.
 
-    Neither is small: a world model starts with the mean image, and finds its way out of it the later, the less of the
-    squared error a thing is. With `visible` the ball is seen only in so many rows of its fall, and then has to be
-    remembered.
+    Ball and paddle are large on purpose. A world model first predicts the mean image, and it takes longer to learn an
+    object that contributes less to the squared error. With `visible`, the ball is drawn only in the first `visible`
+    rows of its fall, and its position must be remembered after that.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -77,7 +77,7 @@ class TinyPixels(gym.Env[Any, Any]):
 
 
 def register_pixels() -> None:
-    """Make it known to Gymnasium; calling it again does nothing."""
+    """Register the environment with Gymnasium, if it is not yet registered."""
     env_id = "rl_training/TinyPixels-v0"
     if env_id not in gym.registry:
         gym.register(env_id, entry_point=f"{__name__}:TinyPixels")

@@ -1,4 +1,4 @@
-"""Probe environments: so small that the right value and the best action are known in closed form."""
+"""Probe environments: so small that the true value and the best action are known in closed form."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ActionReward(gym.Env[Any, Any]):
             return np.array([self._sign], np.float32)
         image = np.zeros((1, self._size, self._size), np.uint8)
         half = self._size // 2
-        image[:, :, half:] = 255 * (self._sign > 0)  # the bright side tells the sign
+        image[:, :, half:] = 255 * (self._sign > 0)  # the bright side shows the sign
         image[:, :, :half] = 255 * (self._sign < 0)
         if self._kind == "image":
             return image
@@ -125,7 +125,7 @@ class ActionReward(gym.Env[Any, Any]):
 
 
 def register_probes() -> None:
-    """Make the probes known to Gymnasium; calling it again does nothing."""
+    """Register the probes with Gymnasium, if they are not yet registered."""
     probes: dict[str, tuple[str, dict[str, Any]]] = {
         "ConstantReward": ("ConstantReward", {}),
         "DelayedReward": ("DelayedReward", {}),

@@ -1,4 +1,5 @@
-"""Gymnasium spaces to the few array kinds that networks take: float32 vectors and uint8 images; actions in [-1, 1]."""
+"""Conversion between Gymnasium spaces and the arrays that networks use: float32 vectors, uint8 images, and actions in
+[-1, 1]."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from gymnasium import spaces
 from rl_training.errors import UserError
 from rl_training.spec import MASK, ActionSpec, Array, ArraySpec, EnvSpec, GoalSpec
 
-Obs: TypeAlias = "Array | dict[str, Array]"  # encoded: one array, or named arrays when images and vectors come together
+Obs: TypeAlias = "Array | dict[str, Array]"  # encoded: one array, or named arrays if there are images and vectors
 
 
 class ObservationShapeError(ValueError):
-    """An observation that does not have the shape its space promises (NumPy would broadcast some of these silently)."""
+    """An observation does not have the shape of its space. NumPy would silently broadcast some of these."""
 
 
 class _Leaf:
-    """One basic space inside the observation space, and where its encoding goes."""
+    """One basic space within the observation space, and the position of its encoding."""
 
     def __init__(self, space: spaces.Space[Any], path: tuple[Any, ...]) -> None:
         self.path = path
-        self.image = ""  # the name of the output array; empty: part of the vector
+        self.image = ""  # name of the output array; empty if part of the vector
         self.channels_last = False
         self.offset = 0
         if isinstance(space, spaces.Box):
@@ -44,10 +45,10 @@ class _Leaf:
         else:
             raise UserError(
                 f"Observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
-                "or a Dict or Tuple of them."
+                "or a Dict or Tuple of these."
             )
         self.size = int(np.prod(self.shape)) if self.one_hot is None else int(self.one_hot.sum())
-        self.part = not self.image  # one of several in its array, at `offset`
+        self.part = not self.image  # shares its array with others, starting at `offset`
         self.mask = False
 
     def to_mask(self, offset: int) -> None:
@@ -64,7 +65,7 @@ class _Leaf:
         value = np.asarray(value)
         if value.shape != (len(out), *self.shape):
             where = f" {'.'.join(map(str, self.path))}" if self.path else ""
-            raise ObservationShapeError(f"observation{where} has shape {value.shape[1:]}, its space says {self.shape}")
+            raise ObservationShapeError(f"observation{where} has shape {value.shape[1:]}; its space has {self.shape}")
         if self.mask:
             out[...] = value.reshape(len(out), self.size) != 0
         elif self.image:
@@ -75,7 +76,7 @@ class _Leaf:
             index = value.reshape(len(out), -1).astype(np.int64) - self.start
             if ((index < 0) | (index >= self.one_hot)).any():
                 low, high = (" ".join(map(str, x)) for x in (self.start, self.start + self.one_hot - 1))
-                raise ObservationShapeError(f"observation {value.tolist()} lies outside its space, {low} to {high}")
+                raise ObservationShapeError(f"observation {value.tolist()} is outside its space, {low} to {high}")
             out[...] = 0.0
             np.put_along_axis(out, index + np.concatenate(([0], np.cumsum(self.one_hot)[:-1])), 1.0, axis=1)
 
@@ -89,10 +90,10 @@ def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[_Leaf]
 
 
 class ObsEncoder:
-    """Encodes observations of `space`; `spec` says what comes out.
+    """Encodes observations of `space` into arrays described by `spec`.
 
-    `write(obs, out, i)` puts one observation into row `i` of a batch buffer, `write_rows(list, out)` a whole batch.
-    They are chosen at construction: for a plain Box, the common case, a batch costs one assignment.
+    `write(obs, out, i)` writes one observation to row `i` of a batch buffer, `write_rows(list, out)` a whole batch.
+    Both are chosen at construction: for a plain Box, the common case, a batch costs one assignment.
     """
 
     spec: ArraySpec | dict[str, ArraySpec]
@@ -108,7 +109,7 @@ class ObsEncoder:
         for leaf in vectors:
             leaf.offset, size = size, size + leaf.size
         if not images and not size:
-            raise UserError(f"Observation space {space} holds nothing that could be learned from.")
+            raise UserError(f"Observation space {space} contains nothing to learn from.")
         if not images:
             self.spec = ArraySpec((size,))
         elif len(images) == 1 and not vectors:
@@ -128,7 +129,7 @@ class ObsEncoder:
                 self.write, self.write_rows = _box_writer(only.shape), _box_rows_writer(only.shape)
 
     def _split_mask(self, leaves: list[_Leaf]) -> None:
-        """The action mask becomes an array of its own, beside what networks read."""
+        """Encode the action mask as a separate array, which networks do not read."""
         size = 0
         for leaf in leaves:
             leaf.to_mask(size)
@@ -139,7 +140,7 @@ class ObsEncoder:
         self.spec = {**self.spec, MASK: ArraySpec((size,), "uint8")}
 
     def goal_spec(self) -> GoalSpec | None:
-        """Where the goals are, for observations in Gymnasium's goal form with vectors as goals."""
+        """Position of the goals, if observations follow Gymnasium's goal API and goals are vectors."""
 
         def place(key: str) -> tuple[int, int] | None:
             leaves = [leaf for leaf in self._all if leaf.path[:1] == (key,)]
@@ -159,13 +160,13 @@ class ObsEncoder:
         return allocate((n, *self.spec.shape), self.spec.dtype)
 
     def encode(self, obs: Any) -> Obs:
-        """One observation, without a batch axis."""
+        """Encode one observation, without a batch axis."""
         out = self.empty(1)
         self.write(obs, out, 0)
         return {name: a[0] for name, a in out.items()} if isinstance(out, dict) else out[0]
 
     def encode_batch(self, obs: Any, out: Obs | None = None) -> Obs:
-        """A batch, laid out as Gymnasium's vector environments do (arrays with a leading axis at the leaves)."""
+        """Encode a batch in the layout of Gymnasium's vector environments: the leaves have a leading batch axis."""
         if out is None:
             first = obs
             for key in self._all[0].path:
@@ -197,10 +198,10 @@ def _box_rows_writer(shape: tuple[int, ...]) -> Callable[[list[Any], Any], None]
     flat = len(shape) == 1
 
     def write_rows(rows: list[Any], out: Array) -> None:
-        # NumPy refuses rows of unequal shapes by itself, so testing the first is enough.
+        # NumPy rejects rows of different shapes, so it is enough to check the first.
         first = rows[0]
         if (first.shape if type(first) is np.ndarray else np.shape(first)) != shape:
-            raise ObservationShapeError(f"observation has shape {np.shape(first)}, its space says {shape}")
+            raise ObservationShapeError(f"observation has shape {np.shape(first)}; its space has {shape}")
         (out if flat else out.reshape(len(rows), *shape))[...] = rows
 
     return write_rows
@@ -213,7 +214,7 @@ def _box_writer(shape: tuple[int, ...]) -> Callable[[Any, Any, int], None]:
         if type(obs) is not np.ndarray:
             obs = np.asarray(obs)
         if obs.shape != shape:
-            raise ObservationShapeError(f"observation has shape {obs.shape}, its space says {shape}")
+            raise ObservationShapeError(f"observation has shape {obs.shape}; its space has {shape}")
         out[i] = obs if flat else obs.reshape(-1)
 
     return write
@@ -223,17 +224,17 @@ def _image_writer(shape: tuple[int, ...], channels_last: bool) -> Callable[[Any,
     def write(obs: Any, out: Array, i: int) -> None:
         obs = np.asarray(obs)
         if obs.shape != shape:
-            raise ObservationShapeError(f"observation has shape {obs.shape}, its space says {shape}")
+            raise ObservationShapeError(f"observation has shape {obs.shape}; its space has {shape}")
         out[i] = obs.transpose(2, 0, 1) if channels_last else obs
 
     return write
 
 
 class ActionDecoder:
-    """The algorithm's actions to the environment's, and back.
+    """Converts the algorithm's actions to the environment's and back.
 
-    Bounded Box actions are [-1, 1] for the algorithm, so that noise scales and squashing mean the same everywhere.
-    `decode` and `encode` work on a batch; `dtype` is what the algorithm's action array is stored as.
+    For the algorithm, bounded Box actions are in [-1, 1], so that noise scales and squashing mean the same everywhere.
+    `decode` and `encode` work on batches; `dtype` is the type of the algorithm's action array.
     """
 
     def __init__(self, spec: ActionSpec, space: spaces.Space[Any]) -> None:
@@ -253,9 +254,9 @@ class ActionDecoder:
         self._env_dtype = space.dtype
 
     def decode(self, actions: Array) -> Any:
-        """A batch for `env.step`, row by row; the rows of a Box are the environment's to change."""
+        """A batch of actions whose rows are passed to `env.step`. The environment may modify the rows of a Box."""
         if self.spec.kind == "discrete":
-            # NumPy scalars, as `space.sample` gives them: Gymnasium tests those faster than Python's ints.
+            # NumPy scalars, as from `space.sample`: Gymnasium checks them faster than Python ints.
             return actions + self.spec.start if self.spec.start else actions
         rows = (len(actions), *self.spec.shape)
         if self.spec.kind != "box":
@@ -264,14 +265,14 @@ class ActionDecoder:
             actions = actions * self._half
             if self._shift:
                 actions += self._mid
-        # Clipping after the affine map is the same as before it, and also removes its rounding error.
+        # Clipping after the affine map equals clipping before it, and also removes the rounding error of the map.
         decoded = np.minimum(np.maximum(actions, self._low), self._high)
         if self._integer:
             decoded = np.rint(decoded).astype(self._env_dtype)
         return decoded if self._flat else decoded.reshape(rows)
 
     def encode(self, actions: Array) -> Array:
-        """A batch of environment actions, as datasets hold them, in the algorithm's terms."""
+        """Convert a batch of environment actions, as stored in datasets, to the algorithm's actions."""
         actions = np.asarray(actions)
         kind = self.spec.kind
         if kind == "discrete":
@@ -287,9 +288,9 @@ class ActionDecoder:
         return np.asarray(flat, np.float32)
 
 
-class _Discrete(spaces.Discrete):
-    """Knows at once whether it holds a NumPy integer, as actions are here; the rest is asked as before. Environments
-    that test each action with Gymnasium's own `contains` spend a fifth of CartPole's step on it."""
+class _FastDiscrete(spaces.Discrete):
+    """A Discrete space with a fast path in `contains` for NumPy integers, the type of our actions. Gymnasium's
+    `contains` takes a fifth of a CartPole step."""
 
     def contains(self, x: Any) -> bool:
         if type(x) is np.int64:
@@ -297,10 +298,10 @@ class _Discrete(spaces.Discrete):
         return super().contains(x)
 
 
-def quicken(space: spaces.Space[Any]) -> None:
-    """Let the action space of an environment give the same answers faster, where it is one that has such a way."""
+def use_fast_contains(space: spaces.Space[Any]) -> None:
+    """Speed up `contains` of a Discrete action space, in place; other spaces are left as they are."""
     if type(space) is spaces.Discrete and space.dtype == np.int64:
-        space.__class__ = _Discrete
+        space.__class__ = _FastDiscrete
 
 
 def make_action_spec(space: spaces.Space[Any]) -> ActionSpec:
@@ -317,12 +318,12 @@ def make_action_spec(space: spaces.Space[Any]) -> ActionSpec:
 
 
 def check_mask_length(length: int, action: ActionSpec) -> None:
-    """Raise UserError for a mask that does not fit the action space."""
+    """Raise UserError if a mask of this length does not fit the action space."""
     if action.kind == "box":
         raise UserError(f"an {MASK} needs a discrete action space, not {action}")
     needed = action.dim if action.kind == "multi_binary" else sum(action.nvec)
     if length != needed:
-        raise UserError(f"the {MASK} has {length} entries; {action} needs {needed}")
+        raise UserError(f"the {MASK} has {length} entries, but {action} needs {needed}")
 
 
 def make_spec(
@@ -332,7 +333,7 @@ def make_spec(
     max_episode_steps: int | None = None,
     masks: bool = False,
 ) -> EnvSpec:
-    """The shapes after encoding; a space we cannot encode is refused here, before anything is trained."""
+    """The spec of the encoded spaces. Unsupported spaces raise UserError here, before any training."""
     try:
         encoder, action = ObsEncoder(observation_space, masks), make_action_spec(action_space)
         observation = encoder.spec

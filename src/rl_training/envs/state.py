@@ -1,4 +1,4 @@
-"""Capturing a sub-environment: what is saved, in which layout, and how an environment's own state is read and set."""
+"""Saving and restoring sub-environments: the layout of a saved state, and access to an environment's own state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rl_training.spec import Array
 
 
 class SubState(NamedTuple):
-    """What one sub-environment needs to continue its episode."""
+    """The state that one sub-environment needs to continue its episode."""
 
     meta: dict[str, Any]
     arrays: dict[str, Array]
 
 
 def pack(states: Sequence[SubState]) -> EnvState:
-    """The same layout whether the states came from this process or from workers: either can load the other's."""
+    """Combine the states. The layout is the same for sync and async environments, so each can load the other's."""
     arrays = {f"{i}.{k}": a for i, s in enumerate(states) for k, a in s.arrays.items()}
     return EnvState({"sub_envs": [s.meta for s in states]}, arrays)
 
@@ -32,7 +32,7 @@ def pack(states: Sequence[SubState]) -> EnvState:
 def unpack(state: EnvState, m: int) -> list[SubState]:
     metas = state.meta.get("sub_envs", [])
     if len(metas) != m:
-        raise UserError(f"The saved state has {len(metas)} sub-environments, this run has {m}.")
+        raise UserError(f"The saved state has {len(metas)} sub-environments, but this run has {m}.")
     parts: list[dict[str, Array]] = [{} for _ in range(m)]
     for key, a in state.arrays.items():
         i, name = key.split(".", 1)
@@ -41,7 +41,7 @@ def unpack(state: EnvState, m: int) -> list[SubState]:
 
 
 def has_state(env: gym.Env[Any, Any]) -> bool:
-    """Own state counts only below wrappers whose state we know; any other wrapper may hide some (frame stacks)."""
+    """Whether get_state() is complete. Unknown wrappers may have state of their own, such as a frame stack."""
     while isinstance(env, gym.Wrapper):
         if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker | InfoMask):
             return False
@@ -50,7 +50,7 @@ def has_state(env: gym.Env[Any, Any]) -> bool:
 
 
 def read_own_state(env: gym.Env[Any, Any], name: str) -> SubState:
-    """The environment's own state, plus its random generator, which few of them include."""
+    """The environment's own state and its random generator, which few environments include."""
     meta: dict[str, Any] = {"values": {}, "rng": _rng_state(env)}
     arrays: dict[str, Array] = {}
     state = env.unwrapped.get_state()  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def read_own_state(env: gym.Env[Any, Any], name: str) -> SubState:
 
 
 def write_own_state(env: gym.Env[Any, Any], state: SubState) -> None:
-    """Onto an environment that was just reset."""
+    """Restore the state into an environment that was just reset."""
     own = {k[6:]: a.copy() for k, a in state.arrays.items() if k.startswith("state.")} | state.meta["values"]
     env.unwrapped.set_state(own[""] if set(own) == {""} else own)  # type: ignore[attr-defined]
     if state.meta["rng"] is not None:

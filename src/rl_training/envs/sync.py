@@ -1,4 +1,4 @@
-"""Sub-environments stepped in a loop: the whole of the synchronous vector env, and what each async worker runs."""
+"""Sub-environments stepped in a loop: the synchronous vector env, and the code that each async worker runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 
 from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.given import GivenEnv
-from rl_training.envs.masks import InfoMask, components, info_mask_length, without_choice
-from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec, quicken
+from rl_training.envs.masks import InfoMask, info_mask_length, mask_components, rows_without_actions
+from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec, use_fast_contains
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
 from rl_training.spec import MASK, Array, EnvSource, EnvSpec
 
 MAX_RECORDED = 50_000  # actions of a running episode kept for replay; longer episodes restart on resume
-Place = tuple[int, int, int]  # (seed, stream, number within the seed): with the episode number it fixes an episode
+Place = tuple[int, int, int]  # (seed, stream, index within the seed): with the episode number, it defines an episode
 
 
 class Half(NamedTuple):
-    """One of the two buffers that steps alternate between, so that the previous step's arrays stay intact."""
+    """One of two buffers. Steps alternate between them, so that the previous step's arrays stay intact."""
 
     obs: Obs
     final_obs: Obs
@@ -38,9 +38,9 @@ class Half(NamedTuple):
 class Buffers:
     halves: tuple[Half, Half]
     episode: Array  # i64[M]: number of the running episode
-    ended_return: Array  # f64[M]: of the episode that ended in this step
+    ended_return: Array  # f64[M]: return of the episode that ended in this step
     ended_length: Array  # i64[M]
-    ended_success: Array  # f64[M]: NaN where the environment does not say
+    ended_success: Array  # f64[M]: NaN if the environment does not report it
 
     @classmethod
     def allocate(cls, encoder: ObsEncoder, m: int, allocate: Callable[[tuple[int, ...], Any], Array]) -> Buffers:
@@ -52,13 +52,13 @@ class Buffers:
         return cls((half(), half()), allocate((m,), np.int64), *ended)
 
     def rows(self, rows: slice) -> Buffers:
-        """A view of some rows: what one worker fills."""
-        a, b = (Half(select(h[0], rows), select(h[1], rows), *(x[rows] for x in h[2:])) for h in self.halves)
+        """A view of the rows that one worker fills."""
+        a, b = (Half(select_rows(h[0], rows), select_rows(h[1], rows), *(x[rows] for x in h[2:])) for h in self.halves)
         ended = (self.ended_return[rows], self.ended_length[rows], self.ended_success[rows])
         return Buffers((a, b), self.episode[rows], *ended)
 
 
-def select(obs: Obs, rows: Any) -> Obs:
+def select_rows(obs: Obs, rows: Any) -> Obs:
     return {k: a[rows] for k, a in obs.items()} if isinstance(obs, dict) else obs[rows]
 
 
@@ -71,17 +71,17 @@ def copy_rows(source: Obs, target: Obs, rows: Any) -> None:
         target[rows] = source[rows]
 
 
-def named(obs: Obs) -> dict[str, Array]:
+def arrays_by_name(obs: Obs) -> dict[str, Array]:
     return obs if isinstance(obs, dict) else {"obs": obs}
 
 
-def describe(obs: Obs) -> dict[str, Array]:
-    """As messages call them."""
+def arrays_by_label(obs: Obs) -> dict[str, Array]:
+    """The arrays under the names used in messages."""
     return {f"observation {k}": a for k, a in obs.items()} if isinstance(obs, dict) else {"observation": obs}
 
 
 class SubEnvs:
-    """Steps its sub-environments one after the other into `buffers`, resets those that end, and records for resume."""
+    """Steps sub-environments in a loop into `buffers`, resets ended episodes, and records actions for resume."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SubEnvs:
         else:
             self.envs = [make_env(source, env_kwargs) for _ in places]
         for env in self.envs:
-            quicken(env.unwrapped.action_space)
+            use_fast_contains(env.unwrapped.action_space)
         if masks and (length := info_mask_length(self.envs[0])):
             self.envs = [InfoMask(env, length) for env in self.envs]
         env = self.envs[0]
@@ -107,22 +107,22 @@ class SubEnvs:
         name = env.spec.id if env.spec and not isinstance(source, str) else env_name(source)
         self.spec: EnvSpec = make_spec(name, env.observation_space, env.action_space, limit, masks)
         self.encoder = ObsEncoder(env.observation_space, masks)
-        self._choices = components(self.spec.action) if self.spec.masked else []
+        self._choices = mask_components(self.spec.action) if self.spec.masked else []
         self.decoder = ActionDecoder(self.spec.action, env.action_space)
         self.buffers = allocate(self.encoder) if allocate else Buffers.allocate(self.encoder, len(places), np.zeros)
         self._places, self._first = list(places), first
         self._steps = [env.step for env in self.envs]
         self._returns = [0.0] * len(places)
-        self._now = 0  # steps since construction; an episode's length is the difference to its start
+        self._now = 0  # steps since construction; an episode's length is the difference from its start
         self._starts = [0] * len(places)
         self._own_state = has_state(env)
         self.compute_reward = getattr(env.unwrapped, "compute_reward", None)
         self._log: deque[Array] = deque(maxlen=1 if self._own_state else MAX_RECORDED)
-        # 0 * x summed is 0 exactly when all of x is finite: the cheapest test of a whole batch there is.
+        # The sum of 0 * x is 0 only if all of x is finite: the cheapest test of a whole batch.
         self._zeros = np.zeros(len(places), np.float32)
         self._checks = [
             [(k, a.reshape(-1), np.zeros(a.size, np.float32)) for k, a in fields.items() if a.dtype == np.float32]
-            for fields in (describe(half.obs) for half in self.buffers.halves)
+            for fields in (arrays_by_label(half.obs) for half in self.buffers.halves)
         ]
 
     def reset(self, parity: int) -> None:
@@ -133,7 +133,7 @@ class SubEnvs:
         self._check_masks(parity)
 
     def step(self, actions: Array, parity: int) -> list[int]:
-        """One step of all; returns the rows whose episode ended. `actions` must already be a private copy."""
+        """Step all sub-environments and return the rows whose episode ended. `actions` must not be modified later."""
         obs_out, final_out, rewards, terminated_out, truncated_out = self.buffers.halves[parity]
         ended: list[tuple[int, bool, bool, Any]] = []
         batch: list[Any] = []
@@ -146,7 +146,7 @@ class SubEnvs:
                 batch.append(obs)
                 batch_rewards.append(reward)
         except (TypeError, ValueError) as error:
-            self._name_interface(error, len(batch), "step() must return obs, reward, terminated, truncated and info")
+            self._explain_unpacking(error, len(batch), "step() must return obs, reward, terminated, truncated, info")
             raise
         self._log.append(actions)
         self._now += 1
@@ -154,7 +154,7 @@ class SubEnvs:
             self.encoder.write_rows(batch, obs_out)
             batch_rewards = list(map(float, batch_rewards))
         except (TypeError, ValueError):
-            self._name_fault(batch, batch_rewards, parity)
+            self._find_fault(batch, batch_rewards, parity)
             raise
         rewards[:] = batch_rewards
         self._returns = list(map(operator.add, self._returns, batch_rewards))
@@ -176,7 +176,7 @@ class SubEnvs:
             self.buffers.episode[i] += 1
             self._reset_one(i, parity)
         self._check_finite(parity)
-        self._check_masks(parity)  # not before: where an episode ends, no action may be left
+        self._check_masks(parity)  # only now: a final observation may allow no action
         keep = self._now - min(self._starts)
         while len(self._log) > keep:
             self._log.popleft()
@@ -198,7 +198,7 @@ class SubEnvs:
         self._log.clear()
         exact = [self._set_one(i, s, parity) for i, s in enumerate(states)]
         self._starts = [self._now - n if ok else self._now for n, ok in zip(lengths, exact)]
-        if not self._own_state:  # the log holds one batch a step, so each episode is aligned to its end
+        if not self._own_state:  # the log has one batch per step, so episodes are aligned at its end
             log = np.zeros((min(self._now, MAX_RECORDED), len(states), *self.decoder.row_shape), self.decoder.dtype)
             for i, (state, ok) in enumerate(zip(states, exact)):
                 if ok and lengths[i]:
@@ -215,7 +215,7 @@ class SubEnvs:
         try:
             obs, _ = self.envs[i].reset(seed=episode_seed(*self._places[i], int(self.buffers.episode[i])))
         except (TypeError, ValueError) as error:
-            self._name_interface(error, i, "reset(seed=...) must return obs and info")
+            self._explain_unpacking(error, i, "reset(seed=...) must return obs, info")
             raise
         self._returns[i] = 0.0
         self._starts[i] = self._now
@@ -227,16 +227,16 @@ class SubEnvs:
         except (TypeError, ValueError) as error:
             raise self._fault(i, str(error)) from None
 
-    def _name_interface(self, error: Exception, i: int, rule: str) -> None:
-        """Say so where an environment of an older interface is at fault: its values could not be taken apart here or
-        in a wrapper of Gymnasium. An error of the environment itself is not ours to explain."""
+    def _explain_unpacking(self, error: Exception, i: int, rule: str) -> None:
+        """Explain an error that comes from an older environment API: unpacking the returned values failed here or in a
+        Gymnasium wrapper. Errors raised by the environment's own code are passed on."""
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         name = frame.f_globals.get("__name__", "")
         if "unpack" in str(error) and (name == __name__ or name.startswith("gymnasium.")):
-            raise self._fault(i, f"{rule}, as Gymnasium says ({error})") from error
+            raise self._fault(i, f"{rule}, as in Gymnasium's API ({error})") from error
 
-    def _name_fault(self, batch: list[Any], rewards: list[Any], parity: int) -> None:
-        """Find the row that could not be written, off the hot path."""
+    def _find_fault(self, batch: list[Any], rewards: list[Any], parity: int) -> None:
+        """Find the row that could not be written and raise an error that names it. Not on the hot path."""
         for i, (obs, reward) in enumerate(zip(batch, rewards)):
             self._write(obs, i, parity)
             try:
@@ -249,13 +249,13 @@ class SubEnvs:
             if x.dot(zeros) != 0.0:
                 rows = x.reshape(len(self.envs), -1)
                 bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-                raise self._fault(bad, f"{name} holds NaN or infinity: {rows[bad].tolist()[:32]}")
+                raise self._fault(bad, f"{name} contains NaN or infinity: {rows[bad].tolist()[:32]}")
 
     def _check_masks(self, parity: int) -> None:
         if self._choices:
-            bad = without_choice(named(self.buffers.halves[parity].obs)[MASK], self._choices)
+            bad = rows_without_actions(arrays_by_name(self.buffers.halves[parity].obs)[MASK], self._choices)
             if len(bad):
-                raise self._fault(int(bad[0]), f"the {MASK} allows no action, though the episode has not ended")
+                raise self._fault(int(bad[0]), f"the {MASK} allows no action, but the episode has not ended")
 
     def _fault(self, i: int, what: str) -> EnvError:
         where = f"episode {int(self.buffers.episode[i])}, step {self._now - self._starts[i]}"
@@ -270,8 +270,8 @@ class SubEnvs:
             "method": "lost",
         }
         arrays: dict[str, Array] = {}
-        row = select(self.buffers.halves[parity].obs, i)
-        arrays.update({f"obs.{k}": a.copy() for k, a in named(row).items()})
+        row = select_rows(self.buffers.halves[parity].obs, i)
+        arrays.update({f"obs.{k}": a.copy() for k, a in arrays_by_name(row).items()})
         if self._own_state:
             own = read_own_state(self.envs[i], self.spec.env_id)
             meta |= {"method": "state", **own.meta}
@@ -283,7 +283,7 @@ class SubEnvs:
         return SubState(meta, arrays)
 
     def _set_one(self, i: int, state: SubState, parity: int) -> bool:
-        """Continue one episode; False when it had to restart as the next one."""
+        """Continue one episode. Returns False if the next episode was started instead."""
         meta, env = state.meta, self.envs[i]
         self.buffers.episode[i] = meta["episode"]
         self._reset_one(i, parity)
@@ -291,16 +291,18 @@ class SubEnvs:
         try:
             if meta["method"] == "state" and self._own_state:
                 write_own_state(env, state)
-                for k, a in named(select(self.buffers.halves[parity].obs, slice(i, i + 1))).items():
+                row = select_rows(self.buffers.halves[parity].obs, slice(i, i + 1))
+                for k, a in arrays_by_name(row).items():
                     a[0] = state.arrays[f"obs.{k}"]
             elif meta["method"] == "replay":
                 problem = self._replay(i, state, parity)
             else:
-                problem = "the state was not recorded"
-        except Exception as error:  # a user's environment may fail in any way; the run goes on with a new episode
+                problem = "its state was not recorded"
+        except Exception as error:  # a user's environment may fail in any way; continue with a new episode
             problem = f"{type(error).__name__}: {error}"
         if problem:
-            warnings.warn(f"{self.spec.env_id}, sub-environment {self._first + i} restarts: {problem}", stacklevel=2)
+            where = f"{self.spec.env_id}, sub-environment {self._first + i}"
+            warnings.warn(f"{where} starts a new episode: {problem}", stacklevel=2)
             self.buffers.episode[i] += 1
             self._reset_one(i, parity)
             return False
@@ -308,22 +310,22 @@ class SubEnvs:
         return True
 
     def _replay(self, i: int, state: SubState, parity: int) -> str:
-        """Repeat the recorded actions from the seeded reset; says what went wrong, if anything."""
+        """Repeat the recorded actions after the seeded reset. Returns the problem, or an empty string."""
         actions = state.arrays["actions"]
         obs: Any = None
         for action in self.decoder.decode(actions) if len(actions) else []:
             obs, _, terminated, truncated, _ = self._steps[i](action)
             if terminated or truncated:
-                return "the recorded episode ended early when repeated"
+                return "the episode ended early when the recorded actions were repeated"
         if obs is not None:
             self._write(obs, i, parity)
-        row = named(select(self.buffers.halves[parity].obs, i))
+        row = arrays_by_name(select_rows(self.buffers.halves[parity].obs, i))
         same = all(a.tobytes() == state.arrays[f"obs.{k}"].tobytes() for k, a in row.items())
-        return "" if same else "repeating the recorded actions gave another observation"
+        return "" if same else "repeating the recorded actions gave a different observation"
 
 
 class SyncVectorEnv(VectorEnv):
-    """All sub-environments in this process: no copies, no messages, the fastest for cheap environments."""
+    """All sub-environments in this process: no copies and no messages, the fastest choice for cheap environments."""
 
     def __init__(
         self, source: EnvSource | GivenEnv, places: Sequence[Place], env_kwargs: dict[str, Any] | None = None,
@@ -345,7 +347,7 @@ class SyncVectorEnv(VectorEnv):
 
     def step(self, actions: Array) -> Step:
         if not self._started:
-            raise RuntimeError(f"{self.spec.env_id}: reset() must come before step()")
+            raise RuntimeError(f"{self.spec.env_id}: call reset() before step()")
         given = np.array(actions, dtype=self._dtype)
         if given.shape != self._shape:
             raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._shape}")
@@ -355,7 +357,7 @@ class SyncVectorEnv(VectorEnv):
         if not done:
             return Step(obs, obs, rewards, terminated, truncated, self._valid, [], True)
         copy_rows(obs, final_obs, ~(terminated | truncated))
-        return Step(obs, final_obs, rewards, terminated, truncated, self._valid, episodes(self._buffers, done))
+        return Step(obs, final_obs, rewards, terminated, truncated, self._valid, ended_episodes(self._buffers, done))
 
     def restart(self, rows: Sequence[int]) -> bool:
         self._sub.restart(rows, self._parity)
@@ -366,7 +368,7 @@ class SyncVectorEnv(VectorEnv):
 
     def get_state(self) -> EnvState:
         if not self._started:
-            raise RuntimeError(f"{self.spec.env_id}: reset() must come before get_state()")
+            raise RuntimeError(f"{self.spec.env_id}: call reset() before get_state()")
         return pack(self._sub.get_states(self._parity))
 
     def set_state(self, state: EnvState) -> Restored:
@@ -385,7 +387,7 @@ def start_episodes(numbers: Array, episode: int | None, started: bool) -> None:
         numbers += 1
 
 
-def episodes(buffers: Buffers, done: Sequence[int]) -> list[Episode]:
+def ended_episodes(buffers: Buffers, done: Sequence[int]) -> list[Episode]:
     def one(i: int) -> Episode:
         success = float(buffers.ended_success[i])
         known = None if np.isnan(success) else success

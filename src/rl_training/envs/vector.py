@@ -1,4 +1,4 @@
-"""The one vector-environment interface that all training code uses, and the factory that builds it."""
+"""The vector-environment interface that all training code uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Restored = Literal["exact", "restarted"]
 
 
 class EnvError(RuntimeError):
-    """An environment that broke its promises (NaN, wrong shape) or failed repeatedly; names the sub-environment."""
+    """An environment returned bad data (NaN, wrong shape) or failed repeatedly; names the sub-environment."""
 
 
 class Episode(NamedTuple):
@@ -26,15 +26,16 @@ class Episode(NamedTuple):
     index: int  # type: ignore[assignment]  # a field, not tuple.index
     ret: float
     length: int
-    success: float | None = None  # `is_success` in the info of its last step, where there is one
+    success: float | None = None  # `is_success` from the info of the last step, if present
 
 
 class Step(NamedTuple):
     """One transition of every sub-environment.
 
-    `final_obs` is the true next observation of the transition, `obs` the one to act on next; they differ only in rows
-    where an episode ended. A row with `valid` False is no transition and must not be stored.
-    The arrays are buffers: read-only for the caller, intact until the call of `step` after the next one begins.
+    `final_obs` is the true next observation of the transition; `obs` is the observation to act on next. They differ
+    only in rows where an episode ended. A row with `valid` False is not a transition and must not be stored.
+    The arrays are buffers: treat them as read-only. They stay intact through the next call of `step`; the call after
+    that overwrites them.
     """
 
     obs: Obs
@@ -49,41 +50,41 @@ class Step(NamedTuple):
 
 @dataclass
 class EnvState:
-    """Everything needed to continue all running episodes: JSON and arrays only, so no checkpoint holds a pickle."""
+    """The state of all running episodes. It consists of JSON and arrays, so checkpoints need no pickle."""
 
     meta: dict[str, Any]
     arrays: dict[str, Array] = field(default_factory=dict)
 
 
 class VectorEnv(ABC):
-    """M sub-environments stepped together; see `Step` for what a step means."""
+    """M sub-environments that are stepped together; see `Step` for the result of a step."""
 
     spec: EnvSpec
     num_envs: int
-    compute_reward: Callable[..., Any] | None = None  # of goal environments: (achieved, desired, info) -> rewards
+    compute_reward: Callable[..., Any] | None = None  # goal environments only: (achieved, desired, info) -> rewards
 
     @abstractmethod
     def reset(self, *, episode: int | None = None) -> Obs:
-        """Start an episode everywhere: 0 at first, then the next; or number `episode` (repeatable evaluation)."""
+        """Start episode 0 in every row, on later calls the next one; or `episode`, for repeatable evaluation."""
 
     @abstractmethod
     def step(self, actions: Array) -> Step:
         """Actions: `[M]` ints, `[M, k]` ints, or `[M, D]` floats (in [-1, 1] when the space is bounded)."""
 
     def restart(self, rows: Sequence[int]) -> bool:
-        """Begin the next episode in these rows now; the running ones are not reported. False: this kind cannot."""
+        """Start the next episode in these rows without reporting the running one. Returns False if not supported."""
         return False
 
     @abstractmethod
     def current_obs(self) -> Obs:
-        """The batch to act on next: what the last `reset`, `step` or `set_state` left."""
+        """The batch to act on next, as left by the last `reset`, `step` or `set_state`."""
 
     @abstractmethod
     def get_state(self) -> EnvState: ...
 
     @abstractmethod
     def set_state(self, state: EnvState) -> Restored:
-        """Continue the saved episodes; "restarted" when at least one could not be and began its next episode."""
+        """Continue the saved episodes. "restarted" means that at least one row had to start its next episode."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -95,8 +96,8 @@ def _seed_block(seed: int, stream: int, n: int, block: int) -> list[int]:
 
 
 def episode_seed(seed: int, stream: int, n: int, episode: int) -> int:
-    """The reset seed (31 bits) of one episode: a function of its place only, whatever the other episodes did.
+    """The reset seed (31 bits) of one episode. It depends only on these numbers, not on the other episodes.
 
-    Drawn 64 at a time, because a SeedSequence costs as much as a step of a small environment.
+    Seeds are generated 64 at a time, because a SeedSequence costs as much as a step of a small environment.
     """
     return _seed_block(seed, stream, n, episode // 64)[episode % 64]

@@ -1,4 +1,4 @@
-"""Sub-environments in worker processes, for slow environments; a broken worker never stops the learner."""
+"""Sub-environments in worker processes, for slow environments. A broken worker does not stop training."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import numpy as np
 from rl_training.envs.factory import env_name, find_spec
 from rl_training.envs.spaces import Obs
 from rl_training.envs.state import pack, unpack
-from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, episodes, start_episodes
+from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, ended_episodes, start_episodes
 from rl_training.envs.vector import EnvError, EnvState, Restored, Step, VectorEnv
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 from rl_training.spec import Array, EnvSource
 
-MAX_RESTARTS = 3  # of one worker, in a row, without one good step in between
-START_TIMEOUT = 120.0  # a process start imports packages: not the scale of a step
-STATE_TIMEOUT = 600.0  # replaying long episodes on resume takes a while
+MAX_RESTARTS = 3  # of one worker in a row, without a successful step in between
+START_TIMEOUT = 120.0  # seconds; a new process imports packages, which takes far longer than a step
+STATE_TIMEOUT = 600.0  # seconds; replaying long episodes on resume takes a while
 
-# A command is one byte and the parity of the buffer to fill; a reply is one byte and a detail. Data travels in shared
+# A command is one byte and the parity of the buffer to fill. A reply is one byte and a detail. Data goes through shared
 # memory. Pickle is used only between these processes (start-up and state capture), never for files.
 STEP, RESET, RESTART, GET, SET, CLOSE = b"s", b"r", b"a", b"g", b"w", b"c"
 OK, ENDED, RESTARTED, BAD_DATA, FAILED = b"k", b"e", b"n", b"b", b"f"
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class _Arena:
-    """Hands out arrays from one shared block in order; the same calls give the same arrays in any process."""
+    """Allocates arrays in order from one shared block; the same calls give the same arrays in every process."""
 
     def __init__(self, block: Any = None) -> None:
-        self._block, self.size = block, 0  # without a block it only measures
+        self._block, self.size = block, 0  # without a block, it only computes the size
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> Array:
         dtype = np.dtype(dtype)
@@ -52,7 +52,7 @@ class _Arena:
         return np.frombuffer(self._block, dtype, count, offset).reshape(shape)
 
 
-def _work(
+def _run_worker(
     conn: Connection,
     source: EnvSource,
     env_kwargs: dict[str, Any] | None,
@@ -63,8 +63,8 @@ def _work(
     block: Any,
     masks: bool,
 ) -> None:
-    """A worker's life: make its sub-environments, then obey until told to stop or the learner is gone."""
-    # A signal meant for the whole process group must not take the workers before the learner has saved its state.
+    """A worker's main function: make sub-environments, execute commands until told to stop or the learner is gone."""
+    # A signal to the whole process group must not stop the workers before the learner has saved its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     arena = _Arena(block)
@@ -116,9 +116,9 @@ class _Worker:
 
     def launch(self, ctx: Any, *args: Any) -> None:
         self.conn, theirs = ctx.Pipe()
-        self.process = ctx.Process(target=_work, args=(theirs, *args), daemon=True)
+        self.process = ctx.Process(target=_run_worker, args=(theirs, *args), daemon=True)
         self.process.start()
-        theirs.close()  # so that its death shows as end-of-file here
+        theirs.close()  # so that we read end-of-file when the worker dies
 
     def kill(self) -> None:
         if self.process is not None:
@@ -139,10 +139,10 @@ def _shut_down(workers: Sequence[_Worker]) -> None:
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Sub-environments spread over worker processes.
+    """Sub-environments distributed over worker processes.
 
-    A worker that raises, dies or does not answer within `timeout` seconds is replaced; its rows of that step are
-    reported truncated and not valid, so a broken episode is neither stored nor bootstrapped as terminal.
+    A worker that raises, dies or does not answer within `timeout` seconds is replaced. Its rows of that step are marked
+    truncated and invalid, so a broken episode is neither stored nor treated as terminated.
     """
 
     def __init__(
@@ -157,24 +157,24 @@ class AsyncVectorEnv(VectorEnv):
     ) -> None:
         name = env_name(source)
         self._masks = masks
-        probe = SubEnvs(
-            source, env_kwargs, places[:1], masks=masks
-        )  # fails here, in the user's words, rather than in a worker
+        # Problems with the environment raise a clear error here rather than in a worker.
+        probe = SubEnvs(source, env_kwargs, places[:1], masks=masks)
         probe.close()
-        # The spec rather than its id: the worker may not have run the code that registered it.
+        # Send the spec, not the id: the worker may not have run the code that registered it.
         sent: Any = find_spec(source) if isinstance(source, str) else source
         try:
             pickle.dumps((sent, env_kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(
-                f"{name} cannot be sent to worker processes ({error}): use a module-level function."
+                f"{name} cannot be sent to worker processes ({error}): define it as a module-level function, or use"
+                " vectorization 'sync'."
             ) from None
         self.spec, self.num_envs, self.compute_reward = probe.spec, len(places), probe.compute_reward
         self._timeout = timeout
         linux = sys.platform.startswith("linux")
         self._ctx = mp.get_context("forkserver" if linux else "spawn")
         if linux:
-            self._ctx.set_forkserver_preload([__name__])  # restarts then need no imports
+            self._ctx.set_forkserver_preload([__name__])  # so that restarts need no imports
         m = self.num_envs
         like = ((m, *probe.decoder.row_shape), probe.decoder.dtype)
         measure = _Arena()
@@ -188,11 +188,11 @@ class AsyncVectorEnv(VectorEnv):
         self._places, self._like, self._block = list(places), like, block
         self._parity, self._started = 0, False
         self._valid = np.ones(m, np.bool_)
-        self._lost = np.zeros(m, np.bool_)  # rows whose episode was lost outside `step`: reported at the next one
+        self._lost = np.zeros(m, np.bool_)  # rows whose episode was lost outside `step`; reported by the next step
         count = max(1, min(m, num_workers or usable_cpus()))
         cuts = [m * k // count for k in range(count + 1)]
         self._workers = [_Worker(k, range(cuts[k], cuts[k + 1])) for k in range(count)]
-        # Workers ignore SIGTERM, so they must be told to go before multiprocessing waits for them at exit.
+        # Workers ignore SIGTERM, so they must be told to stop before multiprocessing waits for them at exit.
         self._finalize = Finalize(self, _shut_down, (self._workers,), exitpriority=100)
         for worker in self._workers:
             self._launch(worker)
@@ -200,20 +200,20 @@ class AsyncVectorEnv(VectorEnv):
         if broken:
             self.close()
             reason = next(iter(broken.values()))
-            hint = "a script that uses worker processes must start under `if __name__ == '__main__':`"
+            hint = "a script that uses worker processes must run its code under `if __name__ == '__main__':`"
             raise EnvError(f"{self.spec.env_id}: a worker process could not start: {reason} ({hint})")
 
     def reset(self, *, episode: int | None = None) -> Obs:
         start_episodes(self._buffers.episode, episode, self._started)
         self._started = True
         self._parity ^= 1
-        self._revive(self._ask(RESET, self._timeout))
+        self._replace_workers(self._ask(RESET, self._timeout))
         self._lost[:] = False
         return self.current_obs()
 
     def step(self, actions: Array) -> Step:
         if not self._started:
-            raise RuntimeError(f"{self.spec.env_id}: reset() must come before step()")
+            raise RuntimeError(f"{self.spec.env_id}: call reset() before step()")
         given = np.asarray(actions)
         if given.shape != self._actions.shape:
             raise ValueError(f"{self.spec.env_id}: actions have shape {given.shape}, expected {self._actions.shape}")
@@ -227,7 +227,7 @@ class AsyncVectorEnv(VectorEnv):
             if worker.index not in broken:
                 worker.restarts = 0
         if broken or self._lost.any():
-            self._revive(broken)  # marks their rows as lost
+            self._replace_workers(broken)  # marks their rows as lost
             rows, self._lost = self._lost, np.zeros_like(self._lost)
             valid = ~rows
             rewards[rows] = 0.0
@@ -238,12 +238,12 @@ class AsyncVectorEnv(VectorEnv):
         ended = terminated | truncated
         copy_rows(obs, final_obs, ~ended)
         done: list[int] = np.flatnonzero(ended & valid).tolist()
-        return Step(obs, final_obs, rewards, terminated, truncated, valid, episodes(buffers, done))
+        return Step(obs, final_obs, rewards, terminated, truncated, valid, ended_episodes(buffers, done))
 
     def restart(self, rows: Sequence[int]) -> bool:
         spans = [worker.rows for worker in self._workers]
         own = [[i - span.start for i in rows if span.start <= i < span.stop] for span in spans]
-        self._revive(self._ask(RESTART, self._timeout, own))
+        self._replace_workers(self._ask(RESTART, self._timeout, own))
         return True
 
     def current_obs(self) -> Obs:
@@ -251,8 +251,8 @@ class AsyncVectorEnv(VectorEnv):
 
     def get_state(self) -> EnvState:
         if not self._started:
-            raise RuntimeError(f"{self.spec.env_id}: reset() must come before get_state()")
-        self._revive(self._ask(GET, STATE_TIMEOUT), GET)
+            raise RuntimeError(f"{self.spec.env_id}: call reset() before get_state()")
+        self._replace_workers(self._ask(GET, STATE_TIMEOUT), GET)
         return pack([state for worker in self._workers for state in worker.states])
 
     def set_state(self, state: EnvState) -> Restored:
@@ -261,12 +261,12 @@ class AsyncVectorEnv(VectorEnv):
         states = unpack(state, self.num_envs)
         broken = self._ask(SET, STATE_TIMEOUT, [states[worker.rows] for worker in self._workers])
         restarted = broken or any(worker.reply == RESTARTED for worker in self._workers)
-        self._revive(broken)
+        self._replace_workers(broken)
         self._lost[:] = False
         return "restarted" if restarted else "exact"
 
     def close(self) -> None:
-        self._finalize()  # once; later calls do nothing
+        self._finalize()  # runs once; later calls do nothing
 
     def _launch(self, worker: _Worker) -> None:
         places = self._places[worker.rows]
@@ -276,7 +276,7 @@ class AsyncVectorEnv(VectorEnv):
     def _ask(
         self, command: bytes, timeout: float, payloads: Sequence[Any] | None = None, only: _Worker | None = None
     ) -> dict[int, str]:
-        """Send a command and wait for all; the failed ones are returned with the reason."""
+        """Send a command to the workers and wait for their replies. Returns the failed workers and their reasons."""
         broken: dict[int, str] = {}
         asked: list[_Worker] = []
         message = command + bytes([self._parity])
@@ -317,8 +317,8 @@ class AsyncVectorEnv(VectorEnv):
             raise EnvError(bad_data)
         return broken
 
-    def _revive(self, broken: dict[int, str], command: bytes = b"") -> None:
-        """Replace broken workers: new processes, new episodes; then repeat `command`, if one is given, on them."""
+    def _replace_workers(self, broken: dict[int, str], command: bytes = b"") -> None:
+        """Replace broken workers by new processes with new episodes. Then send them `command`, if given."""
         for k, reason in broken.items():
             worker = self._workers[k]
             while reason:
@@ -327,9 +327,9 @@ class AsyncVectorEnv(VectorEnv):
                 what = f"{self.spec.env_id}: worker {k} (sub-environments {lo} to {hi})"
                 if worker.restarts >= MAX_RESTARTS:
                     self.close()
-                    raise EnvError(f"{what} failed {MAX_RESTARTS + 1} times in a row; the last time: {reason}")
+                    raise EnvError(f"{what} failed {MAX_RESTARTS + 1} times in a row; last reason: {reason}")
                 worker.restarts += 1
-                log.warning("%s failed and is restarted: %s", what, reason)
+                log.warning("%s failed and is being restarted: %s", what, reason)
                 self._buffers.episode[worker.rows] += 1
                 self._lost[worker.rows] = True
                 self._launch(worker)

@@ -1,4 +1,4 @@
-"""Networks: torsos x heads, all usable on their own as ordinary modules."""
+"""Networks: combinations of torsos and heads. Each is an ordinary module that can be used on its own."""
 
 from rl_training.models.control import (
     Actor,

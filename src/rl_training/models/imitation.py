@@ -1,7 +1,7 @@
-"""Networks that tell an expert's transitions from those of a policy, and the action code that they read.
+"""Discriminators between an expert's transitions and a policy's, and the encoding of actions for them.
 
-Each takes a flag for the absorbing state that follows the end of an episode (Kostrikov et al. 2019): there observation
-and action are zeros.
+Each has a flag for the absorbing state after the end of an episode (Kostrikov et al. 2019), where observation and
+action are zeros.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rl_training.spec import ActionSpec
 
 
 def action_code_size(action: ActionSpec) -> int:
-    """Length of `action_code`."""
+    """Length of an action encoded by `action_code`."""
     return sum(action.nvec) if action.kind in ("discrete", "multi_discrete") else action.dim
 
 
 def action_code(action: ActionSpec, actions: Tensor) -> Tensor:
-    """Actions as numbers [B, C]: one-hot choices, bits, or box actions as the environment executes them."""
+    """Actions as vectors [B, C]: one-hot choices, bits, or box actions clipped as in the environment."""
     if action.kind == "box":
         return actions.clamp(-1.0, 1.0) if action.bounded else actions
     if action.kind == "multi_binary":
@@ -33,9 +33,9 @@ def action_code(action: ActionSpec, actions: Tensor) -> Tensor:
 
 
 class MLPGAILDiscriminator(nn.Module):
-    """log D / (1 - D) of an expert having made (obs, action): [B, O], [B, C] -> [B].
+    """log D / (1 - D), where D is the probability that (obs, action) is the expert's: [B, O], [B, C] -> [B].
 
-    `actions` are one-hot for discrete choices, numbers for continuous ones. `absorbing` [B] is 1 after the end.
+    `actions` are one-hot for discrete spaces, numbers for continuous ones. `absorbing` [B] is 1 after the end.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MLPGAILDiscriminator(nn.Module):
 class MLPAIRLReward(nn.Module):
     """f(s, a, s') = g(s, a) + gamma h(s') - h(s) (Fu et al. 2018, Eq. 4): a reward and a shaping potential.
 
-    With `state_only`, g reads the observation alone, which is what makes it transfer to other dynamics.
+    With `state_only`, g depends only on the observation, which lets the reward transfer to other dynamics.
     """
 
     def __init__(
@@ -79,6 +79,6 @@ class MLPAIRLReward(nn.Module):
         self, obs: Tensor, actions: Tensor, next_obs: Tensor, absorbing: Tensor, next_absorbing: Tensor,
         continues: Tensor,
     ) -> Tensor:  # fmt: skip
-        """`continues` is 0 where there is no next state whose potential could count."""
+        """`continues` is 0 where there is no next state, so that its potential does not count."""
         shaping = self.gamma * continues * self.h(next_obs, next_absorbing) - self.h(obs, absorbing)
         return self.g(obs, actions, absorbing) + shaping

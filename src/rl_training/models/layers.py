@@ -1,4 +1,4 @@
-"""Layers that networks are built from. Each works under vmap, and none keeps state of its own."""
+"""The layers that networks are built from. All work under vmap, and none has state besides its parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
-    """Orthogonal weights, zero bias: what PPO needs to reproduce its published scores."""
+    """Initialise with orthogonal weights and zero bias, which PPO needs to reproduce its published scores."""
     for name, parameter in layer.named_parameters():
         if parameter.ndim >= 2:
             nn.init.orthogonal_(parameter, gain)
@@ -29,7 +29,7 @@ def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
 
 
 class Scalar(nn.Module):
-    """A linear layer with one output; on a GPU as a weighted sum, where a matrix product of width 1 is slow."""
+    """A linear layer with one output. On a GPU it is a weighted sum, because a matrix product of width 1 is slow."""
 
     def __init__(self, in_features: int, gain: float | None = None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Scalar(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()) if gain is not None else torch.empty(()).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":  # where the backward pass of the sum is the slow one
+        if x.device.type == "cpu":  # here, the backward pass of the sum is slower
             return nn.functional.linear(x, self.weight.unsqueeze(0)).squeeze(-1) + self.bias
         return (x * self.weight).sum(-1) + self.bias  # [..., D] -> [...]
 
@@ -51,7 +51,7 @@ class Scalar(nn.Module):
 class EnsembleLinear(nn.Module):
     """E linear layers as one batched product. Input [B, D] (shared) or [E, B, D]; output [E, B, out].
 
-    `members` (int64 [M], or a slice) picks the layers that are used: then only their products are computed.
+    `members` (int64 [M], or a slice) selects layers; only their products are computed.
     """
 
     def __init__(self, members: int, in_features: int, out_features: int) -> None:
@@ -62,7 +62,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         weight, bias = (self.weight, self.bias) if members is None else (self.weight[members], self.bias[members])
-        if x.dim() == 2 and x.device.type == "cpu":  # matmul would copy the weights, to join them into one wide matrix
+        if x.dim() == 2 and x.device.type == "cpu":  # matmul would copy the weights into one wide matrix
             x = x.expand(weight.shape[0], -1, -1)
         return torch.matmul(x, weight) + bias
 
@@ -83,7 +83,7 @@ class EnsembleScalar(nn.Module):
 
 
 class NoisyLinear(nn.Module):
-    """Factorised Gaussian noise on the weights (Fortunato et al. 2018, Eq. 9-11); without a key the mean is used."""
+    """Factorised Gaussian noise on the weights (Fortunato et al. 2018, Eq. 9-11); no noise without a key."""
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5) -> None:
         super().__init__()
@@ -100,6 +100,6 @@ class NoisyLinear(nn.Module):
         noise = rng.normal(key, (self.in_features + self.out_features,))
         noise = noise.sign() * noise.abs().sqrt()
         noise_in, noise_out = noise[: self.in_features], noise[self.in_features :]
-        # (W + S * (out in^T)) x = W x + out * (S (in * x)): the noisy weight matrix is never formed.
+        # (W + S * (out in^T)) x = W x + out * (S (in * x)), without forming the noisy weight matrix.
         mean = nn.functional.linear(x, self.weight, self.bias)
         return mean + noise_out * (nn.functional.linear(x * noise_in, self.weight_sigma) + self.bias_sigma)

@@ -1,4 +1,4 @@
-"""Actor and critic for on-policy algorithms: apart, or both in one module, so that one optimiser serves both."""
+"""Actor and critic for on-policy algorithms, as separate modules or as one module with one optimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.spec import EnvSpec
 class Actor(nn.Module):
     """Orthogonal initialisation; Gaussian policies have a state-independent log-std.
 
-    `outputs` is the number of numbers the action distribution reads (`ops.distributions`).
+    `outputs` is the output size that the action distribution needs (`ops.distributions`).
     """
 
     def __init__(

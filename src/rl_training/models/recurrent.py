@@ -1,8 +1,8 @@
-"""Recurrent cells as matrix products, so that they work under vmap and compile to one graph, and the networks on them.
+"""Recurrent networks. The cells are plain matrix products, so they work under vmap and compile to one graph.
 
-What a cell must remember is one tensor, the *carry*: `[..., B, H]` for a GRU, `[..., B, 2 H]` (output, then cell state)
-for an LSTM. It is zero at the start of an episode. `unroll` walks along a sequence and starts anew at each row where
-`is_first` says that an episode begins.
+The state of a cell is one tensor, the *carry*: `[..., B, H]` for a GRU, `[..., B, 2 H]` (output, then cell state) for
+an LSTM. It is zero at the start of an episode. `unroll` runs over a sequence and resets the carry wherever `is_first`
+marks the start of an episode.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor, nn
 
 from rl_training.models.layers import Scalar, orthogonal
 from rl_training.models.torsos import torso
-from rl_training.models.value import OnMLP, QNetwork, at_least
+from rl_training.models.value import MLPTorsoMixin, QNetwork, require_at_least
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
 CellKind = Literal["lstm", "gru"]
-Parts = tuple[Tensor, ...]  # what a cell remembers, the output first: [..., B, H] each
+Parts = tuple[Tensor, ...]  # the parts of a carry, output first, each [..., B, H]
 
 
-def _split_rows(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+def _unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     out: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     return out
 
 
 class Cell(nn.Module):
-    """What LSTM and GRU share. With `members` E there are E cells as batched products, on inputs [E, B, D]."""
+    """Base class of LSTM and GRU. With `members` E, it is E cells as batched products on inputs [E, B, D]."""
 
-    gates: ClassVar[int]  # products of width H that a step takes
-    parts: ClassVar[int]  # tensors of width H that it remembers
+    gates: ClassVar[int]  # products of width H per step
+    parts: ClassVar[int]  # tensors of width H in the carry
 
     def __init__(self, in_features: int, units: int, members: int = 0) -> None:
         super().__init__()
-        at_least(1, units=units)
+        require_at_least(1, units=units)
         self.units, self.carry_size = units, self.parts * units
         lead, bound = (members,) if members else (), 1.0 / math.sqrt(units)
 
@@ -65,10 +65,10 @@ class Cell(nn.Module):
     def unroll(self, x: Tensor, carry: Tensor, is_first: Tensor) -> Tensor:
         """The carry after every step, [..., T, B, C], of inputs [..., T, B, D] with is_first [T, B].
 
-        Inputs are projected in one product for all steps; the loop holds only what depends on the step before.
+        One product projects the inputs of all steps; the loop only contains what depends on the previous step.
         """
         length = x.shape[-3]
-        projected = _split_rows(self.project(x.flatten(-3, -2)), -2, (length, -1))
+        projected = _unflatten(self.project(x.flatten(-3, -2)), -2, (length, -1))
         keeps = (~is_first).to(x.dtype).unsqueeze(-1).unbind(0)
         parts: Parts = torch.split(carry, self.units, -1)
         steps: list[Parts] = []
@@ -79,8 +79,8 @@ class Cell(nn.Module):
 
 
 class LSTM(Cell):
-    """Hochreiter and Schmidhuber 1997 with forget gates, as torch.nn.LSTM; gates in the order input, forget, output,
-    candidate, so that one sigmoid serves the first three."""
+    """Hochreiter and Schmidhuber 1997 with forget gates, like torch.nn.LSTM. The order of the gates is input, forget,
+    output, candidate, so that one sigmoid covers the first three."""
 
     gates, parts = 4, 2
 
@@ -93,14 +93,14 @@ class LSTM(Cell):
 
 
 class GRU(Cell):
-    """Cho et al. 2014 in the form of torch.nn.GRU (the reset gate acts after the product); gates in the order reset,
-    update, candidate."""
+    """Cho et al. 2014 in the form of torch.nn.GRU (the reset gate acts after the product). The order of the gates is
+    reset, update, candidate."""
 
     gates, parts = 3, 1
 
     def __init__(self, in_features: int, units: int, members: int = 0) -> None:
         super().__init__(in_features, units, members)
-        self.candidate_bias = nn.Parameter(torch.zeros(*self.bias.shape[:-1], units))  # within the reset gate
+        self.candidate_bias = nn.Parameter(torch.zeros(*self.bias.shape[:-1], units))  # multiplied by the reset gate
 
     def advance(self, projected: Tensor, parts: Parts) -> Parts:
         (h,), gated = parts, 2 * self.units
@@ -113,15 +113,15 @@ class GRU(Cell):
 CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 
-def _rows(obs: Any) -> Any:
-    """Sequences [T, B, ...] as rows [T * B, ...]: what a torso reads."""
+def _flatten_time(obs: Any) -> Any:
+    """Sequences [T, B, ...] as rows [T * B, ...], for a torso."""
     return tree_map(lambda x: x.flatten(0, 1), obs)
 
 
 class RecurrentQNetwork(QNetwork):
-    """Torso, cell, and the value heads of `QNetwork`."""
+    """A torso, a recurrent cell, and the value heads of `QNetwork`."""
 
-    gives = "one value, from what it remembers,"
+    output_kind = "one recurrent value"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, cell: CellKind = "lstm", units: int = 64,
@@ -134,20 +134,21 @@ class RecurrentQNetwork(QNetwork):
         self, obs: Any, carry: Tensor, is_first: Tensor | None = None, key: Tensor | None = None, *,
         only_carry: bool = False,
     ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
-        """(values, carry after the step) of rows [B, ...], or with `is_first` [T, B] of sequences [T, B, ...]."""
+        """(values, carry after the step) for rows [B, ...], or for sequences [T, B, ...] with `is_first` [T, B]."""
         if is_first is None:
             carry = self.cell(self.torso(obs), carry)
         else:
-            carry = self.cell.unroll(_split_rows(self.torso(_rows(obs)), 0, is_first.shape), carry, is_first)
+            features = _unflatten(self.torso(_flatten_time(obs)), 0, is_first.shape)
+            carry = self.cell.unroll(features, carry, is_first)
         return None if only_carry else self.head(self.cell.output(carry), key), carry
 
 
-class MLPRecurrentQNetwork(OnMLP, RecurrentQNetwork):
+class MLPRecurrentQNetwork(MLPTorsoMixin, RecurrentQNetwork):
     pass
 
 
 class RecurrentActorCritic(nn.Module):
-    """Actor and critic, each with a torso, a cell and a head of its own; the two cells are one batched product.
+    """Actor and critic, each with its own torso, cell and head. The two cells are one batched product.
 
     The carry is [B, 2, C]: actor, critic.
     """
@@ -167,14 +168,14 @@ class RecurrentActorCritic(nn.Module):
         self.critic_head = Scalar(units, gain=1.0)
 
     def forward(self, obs: Any, carry: Tensor, is_first: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(policy, value, carry after the step) of rows [B, ...]; with `is_first` [T, B] of sequences [T, B, ...]."""
-        rows = obs if is_first is None else _rows(obs)
+        """(policy, value, carry after the step) for rows [B, ...], or sequences [T, B, ...] with `is_first` [T, B]."""
+        rows = obs if is_first is None else _flatten_time(obs)
         x = torch.stack([self.actor_torso(rows), self.critic_torso(rows)])  # [2, B, D]
         carry = carry.transpose(0, 1)  # [2, B, C]
         if is_first is None:
             carry = self.cell(x, carry)
         else:
-            carry = self.cell.unroll(_split_rows(x, 1, is_first.shape), carry, is_first)  # [2, T, B, C]
+            carry = self.cell.unroll(_unflatten(x, 1, is_first.shape), carry, is_first)  # [2, T, B, C]
         actor, critic = self.cell.output(carry).unbind(0)
         out: Tensor = self.actor_head(actor)
         if self.log_std is not None:

@@ -1,8 +1,9 @@
 """The networks of a world model (DreamerV3, Hafner et al. 2023): encoder, recurrent state-space model, decoder, heads.
 
-A state of the world is a deterministic part `deter` [..., D], carried by a recurrent cell whose matrices are blocks,
-and `stoch` [..., S * C], S choices among C as one-hot vectors. In `observe` only what depends on the step before is in
-the loop: products of actions and observations are taken for all steps at once, and so are priors, decoder and heads.
+A latent state has a deterministic part `deter` [..., D], updated by a recurrent cell with block-diagonal matrices, and
+a stochastic part `stoch` [..., S * C]: S categorical samples with C classes each, one-hot. In `observe`, the loop only
+contains what depends on the previous step. Products of actions and observations are computed for all steps at once, and
+so are priors, decoder and heads.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from rl_training.spec import ArraySpec, EnvSpec
 
 
 class Sizes(NamedTuple):
-    """Widths; as a function of `units` d those of the paper: deter 8 d, classes and depth d / 16."""
+    """Layer widths. The paper's are functions of `units` d: deter 8 d, classes and depth d / 16."""
 
     deter: int
-    units: int  # of every hidden layer
+    units: int  # width of every hidden layer
     classes: int  # C
-    depth: int  # channels of the convolutions, before multipliers
+    depth: int  # base number of channels of the convolutions
     stoch: int = 32  # S
     blocks: int = 8
-    bins: int = 255  # of the reward and value heads
+    bins: int = 255  # in the reward and value heads
 
     @classmethod
     def scaled(cls, units: int) -> Sizes:
@@ -45,43 +46,43 @@ SIZES = {
        {"1m": 64, "12m": 256, "25m": 384, "50m": 512, "100m": 768, "200m": 1024}.items()},
 }  # fmt: skip
 
-_CHANNELS = (2, 3, 4, 4)  # multiples of `depth` in each stage of the convolutions
-_SMALLEST = 7  # images are halved until no side is longer
+_CHANNELS = (2, 3, 4, 4)  # channels of each convolution stage, in multiples of `depth`
+_SMALLEST = 7  # images are halved until no side is longer than this
 
 
 class Latents(NamedTuple):
-    """States of the world."""
+    """Latent states of the world model."""
 
     deter: Tensor  # [..., D]
     stoch: Tensor  # [..., S * C]
 
     @property
     def features(self) -> Tensor:
-        """What decoder, heads, actor and critic read."""
+        """The input of the decoder, the heads, the actor and the critic."""
         return torch.cat([self.deter, self.stoch], -1)
 
 
 class Inputs(NamedTuple):
-    """What a step of a sequence depends on beside the state before it."""
+    """The inputs of a step besides the previous state."""
 
-    keep: Tensor  # [..., 1]: 0 where an episode begins: nothing before it counts
-    acted: Tensor  # [..., D]: what the action adds to the next state
-    seen: Tensor  # [..., units]: the observation's share of the posterior's hidden layer
+    keep: Tensor  # [..., 1]: 0 where an episode starts, which drops the previous state
+    action_term: Tensor  # [..., D]: the action's contribution to the next state
+    obs_term: Tensor  # [..., units]: the observation's contribution to the posterior's hidden layer
 
 
 class Observed(NamedTuple):
-    """A sequence of states that have seen their observations."""
+    """A sequence of posterior states."""
 
     latents: Latents
-    codes: Tensor  # [..., S] int64: the choices
-    posterior: Tensor  # [..., S, C] log-probabilities they were drawn from
+    codes: Tensor  # [..., S] int64: the sampled classes
+    posterior: Tensor  # [..., S, C]: the log-probabilities they were sampled from
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
 class NormSiLU(nn.Module):
-    """x / sqrt(mean(x^2) + eps), times a learned scale, along one axis (Zhang and Sennrich 2019); then SiLU."""
+    """RMS norm along one axis, x / sqrt(mean(x^2) + eps) times a learned scale (Zhang and Sennrich 2019), then SiLU."""
 
     def __init__(self, size: int, axis: int = -1, eps: float = 1e-4) -> None:
         super().__init__()
@@ -92,41 +93,42 @@ class NormSiLU(nn.Module):
         return norm_silu(x, self.scale, self.axis, self.eps)
 
 
-def _spread(weight: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
-    """Normal weights cut off at two deviations, of variance 1 / fan_in."""
+def _init_truncated_normal(weight: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
+    """Normal weights truncated at two standard deviations, with variance 1 / fan_in."""
     if not scale:
         return nn.init.zeros_(weight)
-    std = scale / math.sqrt(fan_in) / 0.87962566103423978  # the deviation of a standard normal cut off at +-2
+    std = scale / math.sqrt(fan_in) / 0.87962566103423978  # std of a standard normal truncated at +-2
     return nn.init.trunc_normal_(weight, std=std, a=-2.0 * std, b=2.0 * std)
 
 
 def linear(in_features: int, out_features: int, *, fan_in: int = 0, scale: float = 1.0, bias: bool = True) -> nn.Linear:
     layer = nn.Linear(in_features, out_features, bias=bias)
-    _spread(layer.weight, fan_in or in_features, scale)
+    _init_truncated_normal(layer.weight, fan_in or in_features, scale)
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
 
 
 def dense(in_features: int, units: int, layers: int = 1) -> nn.Sequential:
-    """Hidden layers: product, norm, SiLU."""
+    """Hidden layers, each a linear layer, a norm and SiLU."""
     widths = [in_features] + [units] * layers
     parts = [(linear(a, b), NormSiLU(b)) for a, b in pairwise(widths)]
     return nn.Sequential(*[module for part in parts for module in part])
 
 
 def head(in_features: int, units: int, layers: int, out: int, scale: float = 1.0) -> nn.Sequential:
-    """Hidden layers and an output layer; `scale` 0 starts it at zero."""
+    """Hidden layers and an output layer; with `scale` 0, the output layer starts at zero."""
     return nn.Sequential(*dense(in_features, units, layers), linear(units, out, scale=scale))
 
 
 class BlockLinear(nn.Module):
-    """A product with a block-diagonal matrix: block g of the input makes block g of the output."""
+    """A linear layer with a block-diagonal matrix: block g of the output depends on block g of the input."""
 
     def __init__(self, in_features: int, out_features: int, blocks: int, fan_in: int = 0) -> None:
         super().__init__()
         self.blocks, rows = blocks, in_features // blocks
-        self.weight = nn.Parameter(_spread(torch.empty(blocks, rows, out_features // blocks), fan_in or rows))
+        weight = torch.empty(blocks, rows, out_features // blocks)
+        self.weight = nn.Parameter(_init_truncated_normal(weight, fan_in or rows))
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,21 +141,21 @@ class BlockLinear(nn.Module):
 
 
 def observation_arrays(spec: EnvSpec) -> dict[str, ArraySpec]:
-    """The arrays of an observation by name; a single one is called obs. Refuses what is neither image nor vector."""
+    """The arrays of an observation by name; a single array is named obs. They must be images or vectors."""
     arrays = spec.observation if isinstance(spec.observation, dict) else {"obs": spec.observation}
     for name, array in arrays.items():
         if not array.is_image and len(array.shape) != 1:
             raise UserError(
                 f"a world model needs vectors or uint8 images [channels, height, width]; {name} of {spec.env_id} has"
-                f" the shape {array.shape} and type {array.dtype}"
+                f" shape {array.shape} and type {array.dtype}"
             )
         if array.is_image and min(array.shape[1:]) < 8:
-            raise UserError(f"images must be at least 8x8 for a world model; {name} of {spec.env_id} is {array.shape}")
+            raise UserError(f"a world model needs images of at least 8x8; {name} of {spec.env_id} is {array.shape}")
     return arrays
 
 
 def _stages(shape: tuple[int, ...], depth: int) -> list[tuple[int, int, int]]:
-    """(channels, height, width) from the image through every stage of the encoder."""
+    """(channels, height, width) of the image and after each stage of the encoder."""
     out = [(shape[0], shape[1], shape[2])]
     while max(out[-1][1:]) > _SMALLEST:
         channels = depth * _CHANNELS[min(len(out) - 1, 3)]
@@ -163,7 +165,7 @@ def _stages(shape: tuple[int, ...], depth: int) -> list[tuple[int, int, int]]:
 
 def _conv(a: int, b: int, stride: int = 1) -> nn.Conv2d:
     conv = nn.Conv2d(a, b, 5, stride, 2)
-    _spread(conv.weight, 25 * a)
+    _init_truncated_normal(conv.weight, 25 * a)
     assert conv.bias is not None
     nn.init.zeros_(conv.bias)
     return conv
@@ -182,29 +184,29 @@ class ImageEncoder(nn.Module):
         return rows.reshape(*image.shape[:-3], -1)
 
 
-class Doubling(nn.Module):
-    """Every pixel twice along both sides, then a convolution of 5x5: [N, C, H, W] -> [N, out, 2 H, 2 W].
+class UpsampleConv(nn.Module):
+    """Nearest-neighbour upsampling by 2, then a 5x5 convolution: [N, C, H, W] -> [N, out, 2 H, 2 W].
 
-    Of the 25 pixels under the kernel only 9 differ. So each of the four pixels made of one is a convolution of 3x3 of
-    the image as it was, with weights that are sums of those of the 5x5: the same function with 9/25 of the products.
+    Only 9 of the 25 pixels under the kernel differ. So each of the four new pixels is a 3x3 convolution of the original
+    image, with weights that are sums of the 5x5 weights: the same function with 9/25 of the products.
     """
 
-    near: Tensor
+    kernel_sums: Tensor
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.conv = _conv(in_channels, out_channels)
-        # [which of two pixels, offset -1, 0 or 1 before doubling, offset -2 to 2 after it]
-        near = torch.zeros(2, 3, 5)
+        # [which of the two new pixels, offset -1, 0 or 1 before upsampling, offset -2 to 2 after it]
+        taps = torch.zeros(2, 3, 5)
         for pixel in range(2):
             for offset in range(-2, 3):
-                near[pixel, (pixel + offset) // 2 + 1, offset + 2] = 1.0
-        sums = torch.einsum("pak,qbl->klpqab", near, near).reshape(25, 36)
-        self.register_buffer("near", sums, persistent=False)
+                taps[pixel, (pixel + offset) // 2 + 1, offset + 2] = 1.0
+        sums = torch.einsum("pak,qbl->klpqab", taps, taps).reshape(25, 36)
+        self.register_buffer("kernel_sums", sums, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out, channels = self.conv.weight.shape[:2]
-        weight = (self.conv.weight.reshape(-1, 25) @ self.near).reshape(out, channels, 4, 9)
+        weight = (self.conv.weight.reshape(-1, 25) @ self.kernel_sums).reshape(out, channels, 4, 9)
         weight = weight.transpose(1, 2).reshape(4 * out, channels, 3, 3)
         assert self.conv.bias is not None
         four = F.conv2d(x, weight, self.conv.bias.unsqueeze(-1).expand(-1, 4).reshape(-1), padding=1)
@@ -214,8 +216,8 @@ class Doubling(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """From a state to an image in [0, 1]. The deterministic part goes to the first map in blocks: as a full matrix it
-    would hold most of the model's parameters."""
+    """Decodes a latent state into an image in [0, 1]. The layer from `deter` to the first feature map is
+    block-diagonal; a full matrix would have most of the model's parameters."""
 
     def __init__(self, shape: tuple[int, ...], sizes: Sizes) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ class ImageDecoder(nn.Module):
         self.from_deter = BlockLinear(sizes.deter, first, math.gcd(sizes.blocks, first))
         self.from_stoch = head(stoch, 2 * sizes.units, 1, first)
         self.norm = NormSiLU(self.stages[0][0], -3)
-        self.convs = nn.ModuleList([Doubling(a[0], b[0]) for a, b in pairwise(self.stages)])
+        self.convs = nn.ModuleList([UpsampleConv(a[0], b[0]) for a, b in pairwise(self.stages)])
         self.norms = nn.ModuleList([NormSiLU(b[0], -3) for b in self.stages[1:-1]])
 
     def forward(self, latents: Latents) -> Tensor:
@@ -237,7 +239,7 @@ class ImageDecoder(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images through convolutions, all vectors together through hidden layers; side by side: [..., tokens]."""
+    """Convolutions for each image and hidden layers for all vectors together, concatenated: [..., tokens]."""
 
     def __init__(self, arrays: dict[str, ArraySpec], sizes: Sizes) -> None:
         super().__init__()
@@ -256,7 +258,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What the model expects to observe, in the units it is trained in: images / 255, symlog of vectors."""
+    """The predicted observation in the units of the loss: images / 255, symlog of vectors."""
 
     def __init__(self, arrays: dict[str, ArraySpec], sizes: Sizes) -> None:
         super().__init__()
@@ -283,7 +285,7 @@ class RSSM(nn.Module):
         deter, units, latents = sizes.deter, sizes.units, sizes.stoch * sizes.classes
         self.from_deter, self.from_stoch = dense(deter, units), dense(latents, units)
         self.from_action = dense(actions, units)
-        # One layer on [block of deter, all three inputs]; its product with the action needs no state.
+        # One layer on [block of deter, all three inputs], in parts: the product with the action needs no state.
         fan_in = deter // sizes.blocks + 3 * units
         self.join_blocks = BlockLinear(deter, deter, sizes.blocks, fan_in)
         self.join_state = linear(2 * units, deter, fan_in=fan_in, bias=False)
@@ -295,15 +297,15 @@ class RSSM(nn.Module):
         self.see_tokens = linear(tokens, units, fan_in=deter + tokens)
         self.posterior_head = nn.Sequential(NormSiLU(units), linear(units, latents))
 
-    def acted(self, action: Tensor) -> Tensor:
-        """What an action adds to the next state: [..., D]."""
+    def action_term(self, action: Tensor) -> Tensor:
+        """An action's contribution to the next state: [..., D]."""
         out: Tensor = self.join_action(self.from_action(action))
         return out
 
-    def advance(self, deter: Tensor, stoch: Tensor, acted: Tensor) -> Tensor:
-        """The deterministic state after an action: a GRU whose matrices are blocks."""
+    def advance(self, deter: Tensor, stoch: Tensor, action_term: Tensor) -> Tensor:
+        """The deterministic state after an action, from a GRU with block-diagonal matrices."""
         x = self.join_state(torch.cat([self.from_deter(deter), self.from_stoch(stoch)], -1))
-        x = self.norm(x + self.join_blocks(deter) + acted)
+        x = self.norm(x + self.join_blocks(deter) + action_term)
         gates = self.gates(x).unflatten(-1, (self.sizes.blocks, 3, -1))
         reset, candidate, update = (gate.flatten(-2) for gate in gates.unbind(-2))
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
@@ -316,13 +318,13 @@ class RSSM(nn.Module):
     def prior(self, deter: Tensor) -> Tensor:
         return self.choices(self.prior_head(deter))
 
-    def posterior(self, deter: Tensor, seen: Tensor) -> Tensor:
-        """`seen`: the product with the observation, `see_tokens(tokens)`."""
-        return self.choices(self.posterior_head(self.see_deter(deter) + seen))
+    def posterior(self, deter: Tensor, obs_term: Tensor) -> Tensor:
+        """`obs_term` is the product with the observation, `see_tokens(tokens)`."""
+        return self.choices(self.posterior_head(self.see_deter(deter) + obs_term))
 
 
 class WorldModel(nn.Module):
-    """All networks that model the environment, under one vector of parameters: `net(flat, "method", ...)`."""
+    """All networks that model the environment, with one parameter vector: `net(flat, "method", ...)`."""
 
     def __init__(self, spec: EnvSpec, actions: int, sizes: Sizes, mix: float) -> None:
         super().__init__()
@@ -342,17 +344,17 @@ class WorldModel(nn.Module):
         return {"obs": obs} if self.plain else obs
 
     def observe(self, obs: Any, actions: Tensor, keep: Tensor, start: Latents, u: Tensor | None) -> Observed:
-        """States of T steps that see their observations: all inputs [T, B, ...], `start` [B, ...].
+        """The posterior states of T steps: all inputs are [T, B, ...], `start` is [B, ...].
 
-        actions: those before each observation. keep: 0 where an episode begins: nothing before it counts.
-        u: uniform numbers [T, B, S] that the choices are made with; None takes the likeliest.
+        actions: the action before each observation. keep: 0 where an episode starts, which drops the previous state.
+        u: uniform numbers [T, B, S] for sampling; None takes the most likely class.
         """
         inputs = self.inputs(obs, actions, keep)
         latents = start
         steps: list[tuple[Tensor, ...]] = []
         numbers = [None] * len(keep) if u is None else u.unbind(0)
         for number, *parts in zip(numbers, *(x.unbind(0) for x in inputs)):
-            deter, log_probs = self.see(latents, Inputs(*parts))
+            deter, log_probs = self.observe_step(latents, Inputs(*parts))
             codes = log_probs.argmax(-1) if number is None else sample_codes(log_probs, number)
             latents = Latents(deter, straight_through(log_probs, codes).flatten(-2))
             steps.append((*latents, codes, log_probs))
@@ -360,19 +362,19 @@ class WorldModel(nn.Module):
         return Observed(Latents(deter, stoch), codes, log_probs)
 
     def inputs(self, obs: Any, actions: Tensor, keep: Tensor) -> Inputs:
-        """All that needs no state, of all steps at once."""
+        """Everything that does not depend on the state, for all steps at once."""
         keep = keep.unsqueeze(-1)
-        seen = self.rssm.see_tokens(self.encoder(self.named(obs)))
-        return Inputs(keep, self.rssm.acted(actions * keep), seen)
+        obs_term = self.rssm.see_tokens(self.encoder(self.named(obs)))
+        return Inputs(keep, self.rssm.action_term(actions * keep), obs_term)
 
-    def see(self, before: Latents, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """One step: the deterministic state, and the log-probabilities [..., S, C] of the choices."""
-        deter = self.rssm.advance(before.deter * inputs.keep, before.stoch * inputs.keep, inputs.acted)
-        return deter, self.rssm.posterior(deter, inputs.seen)
+    def observe_step(self, before: Latents, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """One step: the deterministic state, and the posterior's log-probabilities [..., S, C]."""
+        deter = self.rssm.advance(before.deter * inputs.keep, before.stoch * inputs.keep, inputs.action_term)
+        return deter, self.rssm.posterior(deter, inputs.obs_term)
 
     def imagine(self, latents: Latents, action: Tensor, u: Tensor) -> Latents:
-        """The state after an action, as the model expects it."""
-        deter = self.rssm.advance(*latents, self.rssm.acted(action))
+        """The predicted state after an action, sampled from the prior."""
+        deter = self.rssm.advance(*latents, self.rssm.action_term(action))
         log_probs = self.rssm.prior(deter)
         return Latents(deter, straight_through(log_probs, sample_codes(log_probs, u)).flatten(-2))
 
@@ -384,7 +386,7 @@ class WorldModel(nn.Module):
         return out
 
     def reconstruction(self, obs: Any, latents: Latents) -> Tensor:
-        """Squared errors of the decoded observation, summed: [...]."""
+        """Sum of squared errors of the decoded observation: [...]."""
         expected, errors = self.decode(latents), []
         for name, array in self.named(obs).items():
             target = array.to(torch.float32)
@@ -395,11 +397,11 @@ class WorldModel(nn.Module):
         return torch.cat(errors, -1).sum(-1)
 
     def observation(self, latents: Latents) -> Any:
-        """What the model expects to observe, in the environment's units; images as float32 in [0, 255]."""
+        """The predicted observation in the environment's units; images are float32 in [0, 255]."""
         out = self.decode(latents)
         out = {name: 255.0 * x if name in self.decoder.images else symexp(x) for name, x in out.items()}
         return out["obs"] if self.plain else out
 
     def outcome(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the reward's bins [..., N], and the logit of going on [...]."""
+        """Logits of the reward bins [..., N], and the logit that the episode continues [...]."""
         return self.reward_head(features), self.continue_head(features).squeeze(-1)

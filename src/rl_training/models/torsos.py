@@ -1,4 +1,4 @@
-"""Torsos: from an encoded observation to a feature vector."""
+"""Torsos: networks that map an encoded observation to a feature vector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mlp(
     in_features: int, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
     layer_norm: bool = False,
 ) -> nn.Sequential:  # fmt: skip
-    """Hidden layers only, each followed by its activation (and LayerNorm before it)."""
+    """Hidden layers without an output layer: linear, LayerNorm if wanted, activation."""
     layers: list[nn.Module] = []
     for size in hidden_sizes:
         linear: nn.Module = nn.Linear(in_features, size)
@@ -34,7 +34,7 @@ def mlp(
 
 
 class NatureCNN(nn.Module):
-    """Mnih et al. 2015 for 84x84 images; smaller images get smaller kernels. uint8 [B, C, H, W] -> [B, features].
+    """The network of Mnih et al. 2015: uint8 [B, C, H, W] -> [B, features]. Images below 36x36 get smaller kernels.
 
     `width` multiplies the channels."""
 
@@ -78,7 +78,7 @@ class Residual(nn.Module):
 class ImpalaCNN(nn.Module):
     """The deep network of Espeholt et al. 2018 (figure 3, right) without its LSTM. uint8 [B, C, H, W] -> [B, features].
 
-    Three sections of 16, 32 and 32 channels (times `width`): a convolution, a maximum over 3x3 in steps of 2, and two
+    Three sections of 16, 32 and 32 channels (times `width`): a convolution, 3x3 max-pooling with stride 2, and two
     residual blocks. Each section halves the image, rounding up.
     """
 
@@ -116,7 +116,7 @@ def image_network(
 
 
 class MixedTorso(nn.Module):
-    """Images and a vector together: the features of each image beside the vector."""
+    """For images and vectors together: the features of each image, concatenated with the vectors."""
 
     def __init__(
         self, parts: dict[str, ArraySpec], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1
@@ -135,9 +135,9 @@ class MixedTorso(nn.Module):
 def observation_encoder(
     spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Cnn = "nature", width: int = 1
 ) -> tuple[nn.Module, int]:
-    """What turns an observation into a vector: nothing for vectors, a CNN for images, both for a mix.
+    """(network, output size) that maps an observation to a vector: the identity for vectors, a CNN for images, or both.
 
-    `features` of the image network are by default those of its paper: 512 (nature) or 256 (impala).
+    `features` of the image network defaults to the paper's: 512 (nature) or 256 (impala).
     """
     observation = spec.observation
     features = features or (256 if cnn == "impala" else 512)
@@ -153,7 +153,7 @@ def torso(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
     cnn: Cnn = "nature", width: int = 1,
 ) -> tuple[nn.Module, int]:  # fmt: skip
-    """Encoder and hidden layers; images go from the CNN's features straight to the head."""
+    """(network, output size): encoder and hidden layers. Images have no hidden layers after the CNN."""
     encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width)
     if isinstance(encoder, NatureCNN | ImpalaCNN):
         return encoder, size

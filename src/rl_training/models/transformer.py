@@ -1,6 +1,6 @@
 """A causal transformer over (return-to-go, observation, action) tokens: the network of Decision Transformer.
 
-Attention is written out as two products and a softmax: it then works under vmap, in compiled graphs and on any device.
+Attention is written as two products and a softmax, so that it works under vmap, in compiled graphs and on any device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rl_training.spec import EnvSpec
 
 
 def dropout(x: Tensor, rate: float, key: Tensor | None) -> Tensor:
-    """Without a key nothing is dropped."""
+    """Dropout with the given random key; without a key, nothing is dropped."""
     if key is None or not rate:
         return x
     keep = rng.uniform(key, tuple(x.shape)) >= rate
@@ -23,7 +23,7 @@ def dropout(x: Tensor, rate: float, key: Tensor | None) -> Tensor:
 
 
 def time_features(steps: Tensor, size: int) -> Tensor:
-    """Sines and cosines of the time within the episode, at wavelengths from 2 pi to 10 000 x 2 pi: [..., size]."""
+    """Sines and cosines of the time step, with wavelengths from 2 pi to 10 000 x 2 pi: [..., size]."""
     half = size // 2
     rates = torch.exp(torch.arange(half, device=steps.device) * (-math.log(10_000.0) / max(1, half - 1)))
     angles = steps.to(torch.float32).unsqueeze(-1) * rates
@@ -31,7 +31,7 @@ def time_features(steps: Tensor, size: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a small network, each after a LayerNorm and added to its input."""
+    """A pre-norm transformer block: attention and an MLP, each after a LayerNorm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, rate: float) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, allowed: Tensor, key: Tensor | None) -> Tensor:
-        """x [B, T, D]; allowed [B, T, T]: may the row look at the column?"""
+        """x [B, T, D]; allowed [B, T, T]: whether the row may attend to the column."""
         keys = [None, None] if key is None else [rng.fold(key, 0), rng.fold(key, 1)]
         x = x + dropout(self.attend(self.norms[0](x), allowed), self.rate, keys[0])
         return x + dropout(self.feed(self.norms[1](x)), self.rate, keys[1])
@@ -52,7 +52,7 @@ class Block(nn.Module):
         split = (batch, steps, self.heads, width // self.heads)
         q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, T, d]
         scores = q @ k.transpose(-1, -2) / math.sqrt(split[-1])
-        scores = scores.masked_fill(~allowed.unsqueeze(1), -1e9)  # finite: rows before an episode may see nothing
+        scores = scores.masked_fill(~allowed.unsqueeze(1), -1e9)  # finite: padding rows may attend to nothing
         out: Tensor = self.mix((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
         return out
 
@@ -60,8 +60,8 @@ class Block(nn.Module):
 class DecisionTransformerModel(nn.Module):
     """Outputs for the action of every step, from the steps up to it: [B, K, outputs].
 
-    A step is three tokens (return-to-go, observation, action); the action is read off its observation's token, so it
-    depends on the actions before it only.
+    A step is three tokens (return-to-go, observation, action). The action is predicted from its observation's token, so
+    it only depends on earlier actions.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class DecisionTransformerModel(nn.Module):
     def forward(
         self, returns: Tensor, obs: Tensor, actions: Tensor, times: Tensor, mask: Tensor, key: Tensor | None = None
     ) -> Tensor:
-        """returns [B, K], obs [B, K, D], actions [B, K, A] (one-hot if discrete), times [B, K], mask [B, K]: is there
-        such a step? `key` switches dropout on."""
+        """returns [B, K], obs [B, K, D], actions [B, K, A] (one-hot if discrete), times [B, K], mask [B, K]: whether
+        the step exists. `key` enables dropout."""
         batch, steps = returns.shape
         time = self.embed_time(time_features(times, self.width))
         parts = (self.embed_return(returns.unsqueeze(-1)), self.embed_obs(obs), self.embed_action(actions))

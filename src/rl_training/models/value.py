@@ -1,5 +1,5 @@
-"""Networks over discrete actions: one class whose width, dueling streams and noise are data, and the two that take
-quantile fractions as an input."""
+"""Networks for discrete actions: one class with options for output size, dueling and noise, and two classes that take
+quantile fractions as input."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 
 def discrete_spec(obs_dim: int, num_actions: int) -> EnvSpec:
-    """The spec of a plain task, for networks made without an environment."""
+    """A spec for networks that are made without an environment."""
     return EnvSpec("custom", ArraySpec((obs_dim,)), ActionSpec("discrete", (num_actions,)))
 
 
-def at_least(low: int, **sizes: int) -> None:
+def require_at_least(low: int, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < low:
             raise UserError(f"{name} = {size}: must be at least {low}")
@@ -32,10 +32,10 @@ def at_least(low: int, **sizes: int) -> None:
 class QNetwork(nn.Module):
     """Values of every action: [B, A], or [B, A, Z] when each action has Z outputs (atoms, quantiles).
 
-    dueling: Q = V + A - mean(A) (Wang et al. 2016, Eq. 9). noisy: the layers after the torso carry parameter noise.
+    dueling: Q = V + A - mean(A) (Wang et al. 2016, Eq. 9). noisy: the layers after the torso have parameter noise.
     """
 
-    gives = "one value"
+    output_kind = "one value"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, outputs: int = 1, dueling: bool = False,
@@ -43,7 +43,7 @@ class QNetwork(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_actions, self.outputs, self.dueling, self.noisy = num_actions, outputs, dueling, noisy
-        self.squeeze = squeeze and outputs == 1  # a distribution of one atom or quantile keeps its axis
+        self.squeeze = squeeze and outputs == 1  # a distribution keeps its axis even with one atom or quantile
         self.torso = torso
 
         def linear(size: int) -> nn.Module:
@@ -67,15 +67,15 @@ class QNetwork(nn.Module):
 
 
 class C51QNetwork(QNetwork):
-    """Logits of the return's distribution on `num_atoms` values from v_min to v_max: [B, A, num_atoms]."""
+    """Logits of the return distribution on `num_atoms` values from v_min to v_max: [B, A, num_atoms]."""
 
-    gives = "logits of atoms"
+    output_kind = "logits of atoms"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, num_atoms: int = 51, v_min: float = -10.0,
         v_max: float = 10.0, **options: Any,
     ) -> None:  # fmt: skip
-        at_least(2, num_atoms=num_atoms)
+        require_at_least(2, num_atoms=num_atoms)
         if v_min >= v_max:
             raise UserError(f"v_min = {v_min:g} must be below v_max = {v_max:g}")
         super().__init__(torso, features, num_actions, outputs=num_atoms, squeeze=False, **options)
@@ -85,12 +85,12 @@ class C51QNetwork(QNetwork):
 class QRQNetwork(QNetwork):
     """Quantiles of the return at the midpoints (2i + 1) / 2N: [B, A, num_quantiles]."""
 
-    gives = "quantiles"
+    output_kind = "quantiles"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 50, **options: Any
     ) -> None:
-        at_least(1, num_quantiles=num_quantiles)
+        require_at_least(1, num_quantiles=num_quantiles)
         super().__init__(torso, features, num_actions, outputs=num_quantiles, squeeze=False, **options)
         self.num_quantiles = num_quantiles
 
@@ -98,21 +98,21 @@ class QRQNetwork(QNetwork):
 class ImplicitQuantileNetwork(nn.Module):
     """Quantiles of the return at any fractions tau, Z(x, a; tau) = w_a . (psi(x) * phi(tau)) (IQN, Eq. 4 and above it).
 
-    The head is one linear layer, so the product is taken as (psi * w_a) . phi: two small factors and one matrix
-    product, instead of features for every pair of a state and a fraction. Dueling and noisy act on the weights w_a.
-    Fractions that differ from row to row would need an embedding each; with `num_knots` the quantile function is
-    instead evaluated at that many equal steps of [0, 1], shared by all rows, and linear in between (0: no knots).
+    The head is one linear layer, so the product is computed as (psi * w_a) . phi: two small factors and one matrix
+    product, instead of features for every pair of state and fraction. Dueling and noise apply to the weights w_a.
+    If the fractions differ between rows, each would need its own embedding. With `num_knots` > 0, the quantile function
+    is instead evaluated at the ends of that many equal intervals of [0, 1], shared by all rows, and linear in between.
     """
 
-    gives = "quantiles at given fractions"
+    output_kind = "quantiles at given fractions"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 32, num_cosines: int = 64,
         num_knots: int = 0, dueling: bool = False, noisy: bool = False, noisy_sigma: float = 0.5,
     ) -> None:  # fmt: skip
         super().__init__()
-        at_least(1, num_quantiles=num_quantiles, num_cosines=num_cosines)
-        at_least(0, num_knots=num_knots)
+        require_at_least(1, num_quantiles=num_quantiles, num_cosines=num_cosines)
+        require_at_least(0, num_knots=num_knots)
         self.num_actions, self.features, self.dueling, self.noisy = num_actions, features, dueling, noisy
         self.num_quantiles, self.num_cosines, self.num_knots = num_quantiles, num_cosines, num_knots
         self.torso = torso
@@ -121,7 +121,7 @@ class ImplicitQuantileNetwork(nn.Module):
         self.head = NoisyLinear(features, outputs, noisy_sigma) if noisy else nn.Linear(features, outputs)
 
     def weights(self, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weights [A, D] and bias [A] of the head, with this key's noise and the dueling streams put together."""
+        """Weights [A, D] and bias [A] of the head, including the key's noise and the combined dueling streams."""
         head: Any = self.head
         weight, bias = head.weight, head.bias
         if self.noisy and key is not None:
@@ -139,9 +139,9 @@ class ImplicitQuantileNetwork(nn.Module):
         self, obs: Tensor | None, taus: Tensor | None = None, key: Tensor | None = None,
         actions: Tensor | None = None, *, features: Tensor | None = None, only_features: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Quantiles [B, A, N] at `taus` ([N] or [B, N]; midpoints when left out), or [B, N] of `actions` [B].
+        """Quantiles [B, A, N] at `taus` ([N] or [B, N]; by default the midpoints), or [B, N] for given `actions` [B].
 
-        `only_features` gives psi(x) [B, D]; `features` hands it in again.
+        `only_features` returns psi(x) [B, D], which `features` accepts in a later call.
         """
         x: Tensor = self.torso(obs) if features is None else features
         if only_features:
@@ -152,13 +152,11 @@ class ImplicitQuantileNetwork(nn.Module):
         at = torch.arange(knots + 1, device=x.device) / knots if knots else taus
         phi = torch.relu(self.embedding(cosine_embedding_features(at, self.num_cosines)))  # [(B,) N, D]
         weight, bias = self.weights(key)
-        if actions is not None:  # rows of the weights, as a product: its gradient needs no scatter
+        if actions is not None:  # select weight rows by a product, whose gradient needs no scatter
             chosen = (actions.unsqueeze(-1) == torch.arange(self.num_actions, device=x.device)).to(x.dtype)  # [B, A]
             weight, bias = (chosen @ weight).unsqueeze(1), (chosen * bias).sum(-1, keepdim=True)
         z = (x.unsqueeze(1) * weight) @ phi.transpose(-1, -2) + bias.unsqueeze(-1)  # [B, A or 1, N]
-        if (
-            knots
-        ):  # linear between its two neighbours, as a sum over all: sums have deterministic gradients, scatters not
+        if knots:  # interpolate as a sum over all knots: unlike scatters, sums have deterministic gradients
             share = (1.0 - (taus.unsqueeze(-1) - at).abs() * knots).clamp(min=0.0)  # [B, N, knots + 1]
             z = (z.unsqueeze(-2) * share.unsqueeze(1)).sum(-1)
         return z if actions is None else z.squeeze(1)
@@ -167,16 +165,16 @@ class ImplicitQuantileNetwork(nn.Module):
 class Fractions(NamedTuple):
     taus: Tensor  # [B, N + 1], from 0 to 1
     tau_hats: Tensor  # [B, N], their midpoints
-    entropy: Tensor  # [B], of the widths
+    entropy: Tensor  # [B], entropy of the widths
 
 
 class FractionProposal(nn.Module):
-    """Fractions that depend on the state alone: widths by softmax, fractions by cumulative sum (FQF, section 3.3)."""
+    """Fractions that depend only on the state: a softmax gives widths, their cumulative sum fractions (FQF, 3.3)."""
 
     def __init__(self, features: int, num_quantiles: int) -> None:
         super().__init__()
         self.linear = nn.Linear(features, num_quantiles)
-        nn.init.xavier_uniform_(self.linear.weight, gain=0.01)  # nearly even fractions at the start
+        nn.init.xavier_uniform_(self.linear.weight, gain=0.01)  # nearly uniform fractions at the start
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: Tensor) -> Fractions:
@@ -194,9 +192,9 @@ class FQFOutput(NamedTuple):
 
 
 class FQFModel(nn.Module):
-    """The two networks of FQF: quantiles at given fractions, and the fractions."""
+    """The two networks of FQF: one proposes fractions, the other predicts the quantiles there."""
 
-    gives = "quantiles at proposed fractions"
+    output_kind = "quantiles at proposed fractions"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 32, num_knots: int = 64,
@@ -215,7 +213,7 @@ class FQFModel(nn.Module):
 
 
 class EnsembleQNetwork(nn.Module):
-    """E networks over the same actions as batched products: [B, ...] -> [E, B, A]. Images share one encoder."""
+    """E Q-networks as batched products: [B, ...] -> [E, B, A]. For images, they share one encoder."""
 
     def __init__(self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
         super().__init__()
@@ -232,7 +230,7 @@ class EnsembleQNetwork(nn.Module):
 
 
 class DiscreteSACModel(nn.Module):
-    """Categorical actor and an ensemble of critics that value every action at once."""
+    """A categorical actor, and an ensemble of critics that return the values of all actions."""
 
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), *, num_critics: int = 2, activation: str = "relu"
@@ -244,14 +242,14 @@ class DiscreteSACModel(nn.Module):
 
 
 class MLPDiscreteSACModel(DiscreteSACModel):
-    """`DiscreteSACModel` for vector observations, by sizes."""
+    """`DiscreteSACModel` for vector observations of the given size."""
 
     def __init__(self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), **options: Any) -> None:
         super().__init__(discrete_spec(obs_dim, num_actions), hidden_sizes, **options)
 
 
-class OnMLP:
-    """Any of these networks on a plain MLP, for vector observations, by sizes."""
+class MLPTorsoMixin:
+    """Builds a network on an MLP torso, for vector observations of the given size."""
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, activation: str = "relu",
@@ -262,21 +260,21 @@ class OnMLP:
         self.spec = discrete_spec(obs_dim, num_actions)
 
 
-class MLPQNetwork(OnMLP, QNetwork):
+class MLPQNetwork(MLPTorsoMixin, QNetwork):
     pass
 
 
-class MLPC51QNetwork(OnMLP, C51QNetwork):
+class MLPC51QNetwork(MLPTorsoMixin, C51QNetwork):
     pass
 
 
-class MLPQRQNetwork(OnMLP, QRQNetwork):
+class MLPQRQNetwork(MLPTorsoMixin, QRQNetwork):
     pass
 
 
-class MLPIQNNetwork(OnMLP, ImplicitQuantileNetwork):
+class MLPIQNNetwork(MLPTorsoMixin, ImplicitQuantileNetwork):
     pass
 
 
-class MLPFQFNetwork(OnMLP, FQFModel):
+class MLPFQFNetwork(MLPTorsoMixin, FQFModel):
     pass

@@ -14,22 +14,22 @@ def support(v_min: float, v_max: float, n: int, device: torch.device | str | Non
 def project(next_probs: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
     """Project r + discount * z onto the support: `[..., N]` -> `[..., N]` (C51, Bellemare 2017, Eq. 7, Algorithm 1).
 
-    The mass of an atom is shared between its two neighbours by a triangular kernel, which conserves it also where the
-    shifted atom meets the support exactly (the published floor/ceil form loses it there). Shifted atoms are clamped to
-    the support; a discount of 0 puts all mass at r.
+    A triangular kernel splits each atom's mass between its two neighbours. Unlike the published floor/ceil form, it
+    also conserves the mass of a shifted atom that falls exactly on the support. Shifted atoms are clamped to the
+    support; a discount of 0 puts all mass at r.
     """
     n = len(atoms)
-    first = (n, *[1] * rewards.ndim)  # atoms lead, rows of the batch are neighbours in memory: whole vectors, no tails
+    first = (n, *[1] * rewards.ndim)  # atoms first: batch rows are contiguous, so vector instructions have no tail
     shifted = rewards + discounts * atoms.view(first)  # [N, ...]
     position = ((shifted - atoms[0]) * ((n - 1) / (atoms[-1] - atoms[0]))).clamp(0.0, n - 1.0)  # b_j, in units of atoms
     index = torch.arange(n, device=atoms.device, dtype=atoms.dtype).view(first).unsqueeze(1)
     share = torch.relu(1.0 - (position - index).abs())  # [N to, N from, ...]
-    # No matrix product: it may be rounded (TF32), and is not fused.
+    # Not a matrix product: that may be rounded to TF32, and it is not fused.
     return (next_probs.movedim(-1, 0) * share).sum(1).movedim(0, -1)
 
 
-def normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, probabilities), `[..., N]` each, with one exponential for both and for their gradients."""
+def log_softmax_and_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, probabilities), each `[..., N]`. They and their gradients share one exponential."""
     shifted = logits - logits.detach().amax(-1, keepdim=True)
     mass = shifted.exp()
     total = mass.sum(-1, keepdim=True)
@@ -38,4 +38,4 @@ def normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def cross_entropy(logits: Tensor, target_probs: Tensor) -> Tensor:
     """-sum_i m_i log p_i per sample, `[..., N]` -> `[...]` (C51, the loss of Algorithm 1)."""
-    return -(target_probs * normalised(logits)[0]).sum(-1)
+    return -(target_probs * log_softmax_and_softmax(logits)[0]).sum(-1)

@@ -1,8 +1,8 @@
-"""Action distributions as static objects with pure methods on the output `[..., size]` of a policy network.
+"""Action distributions: static objects with pure methods on the output `[..., size]` of a policy network.
 
 A distribution holds only sizes and bounds, so it is a constant under `torch.compile` and works under `torch.vmap`.
-Samples are drawn with the stateless generator: the same key gives the same action. Continuous samples are
-reparameterised: gradients flow from the action, and from its log-probability, into the output.
+Sampling uses the stateless generator: the same key gives the same action. Continuous samples are reparameterised:
+gradients flow from the action and from its log-probability into the network's output.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def _log_sigmoid(x: Tensor) -> Tensor:
-    """torch 2.11 cannot compile its own one under two levels of `vmap` on a GPU."""
+    """Replaces `F.logsigmoid`, which torch 2.11 cannot compile under two levels of `vmap` on a GPU."""
     return -F.softplus(-x)
 
 
 class Distribution(ABC):
-    """What all share. `mask` is for the discrete ones: bool, the shape of `out`, False = forbidden.
+    """Base class. `mask` applies to discrete distributions: a bool tensor shaped like `out`, False = forbidden.
 
-    A forbidden choice has probability 0, adds 0 to entropy and KL, and gets no gradient. One choice must be allowed.
+    A forbidden choice has probability 0, adds 0 to entropy and KL, and gets no gradient. At least one choice must be
+    allowed.
     """
 
     discrete: ClassVar[bool]
@@ -41,7 +42,7 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """Number of outputs the network must produce."""
+        """Number of outputs that the network must produce."""
 
     @abstractmethod
     def sample(self, out: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -72,14 +73,14 @@ class Distribution(ABC):
         if mask is None:
             return out
         if not self.discrete:
-            raise UserError(f"{type(self).__name__} has no choices to mask: action masks need a discrete action space")
-        # Finite, so that probability 0 times it is 0 and not NaN; half the minimum, so that log_softmax stays finite.
+            raise UserError(f"action masks need a discrete action space; {type(self).__name__} is continuous")
+        # Finite, so that probability 0 times this value is 0, not NaN. Half the minimum keeps log_softmax finite.
         return torch.where(mask, out, torch.finfo(out.dtype).min / 2)
 
 
 @dataclass(frozen=True)
 class Categorical(Distribution):
-    """One choice among n; out = logits `[..., n]`, action int64 `[...]`."""
+    """One of n choices; out = logits `[..., n]`, action int64 `[...]`."""
 
     n: int
     discrete: ClassVar[bool] = True
@@ -93,7 +94,7 @@ class Categorical(Distribution):
         return self._masked(out, mask).log_softmax(-1)
 
     def sample(self, out: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        # Gumbel-max: argmax(logits + g) ~ softmax(logits); masked after the noise, so that no draw can reach through
+        # Gumbel-max: argmax(logits + g) ~ softmax(logits). Masking after adding noise rules out forbidden actions.
         return self.mode(out + rng.gumbel(key, tuple(out.shape)), mask)
 
     def log_prob(self, out: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -113,7 +114,7 @@ class Categorical(Distribution):
 
 @dataclass(frozen=True)
 class MultiCategorical(Distribution):
-    """Independent choices among nvec[0], nvec[1], ...; out = all logits `[..., sum(nvec)]`, action int64 `[..., k]`."""
+    """k independent choices, the i-th among nvec[i]; out = all logits `[..., sum(nvec)]`, action int64 `[..., k]`."""
 
     nvec: tuple[int, ...]
     discrete: ClassVar[bool] = True
@@ -150,7 +151,7 @@ class MultiCategorical(Distribution):
 
 @dataclass(frozen=True)
 class Bernoulli(Distribution):
-    """n independent bits; out = logits of 1 `[..., n]`, action int64 `[..., n]`. A masked bit is always 0."""
+    """n independent bits; out = logits of P(bit = 1) `[..., n]`, action int64 `[..., n]`. A masked bit is always 0."""
 
     n: int
     discrete: ClassVar[bool] = True
@@ -232,7 +233,7 @@ class DiagGaussian(Distribution):
 class SquashedGaussian(DiagGaussian):
     """tanh of independent normals, in (-1, 1); out = cat[mean, log_std] `[..., 2 * dim]` (SAC, Haarnoja 2018, app. C).
 
-    log_std is clamped. KL is that of the normals, exactly: tanh is a bijection. The mode is tanh(mean).
+    log_std is clamped. The KL divergence equals that of the normals because tanh is a bijection. `mode` is tanh(mean).
     """
 
     log_std_min: float = -5.0
@@ -254,9 +255,10 @@ class SquashedGaussian(DiagGaussian):
         return super().log_prob(out, pre_tanh, mask) - _log_tanh_slope(pre_tanh).sum(-1)
 
     def entropy(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Entropy of the normals + E log(1 - tanh^2), by quadrature: there is no closed form.
+        """Entropy of the normals + E log(1 - tanh^2), which has no closed form and is integrated numerically.
 
-        49 trapezoids over +-6 standard deviations: error below 1e-5 nats a dimension up to a std of 3, 1e-3 at exp(2).
+        49 trapezoids over +-6 standard deviations. The error per dimension is below 1e-5 nats for std up to 3, and
+        1e-3 at std = exp(2).
         """
         mean, log_std = self.split(out, mask)
         node = torch.linspace(-6.0, 6.0, 49, device=out.device, dtype=out.dtype)
@@ -270,9 +272,9 @@ class SquashedGaussian(DiagGaussian):
 
 @dataclass(frozen=True)
 class BoundedGaussian(DiagGaussian):
-    """Normals whose mean tanh(x) and deviation keep to bounds; the same outputs (DreamerV3, Hafner 2023).
+    """Independent normals with mean tanh(x) and a bounded std, from the same outputs (DreamerV3, Hafner 2023).
 
-    Samples may leave [-1, 1]: what acts on them clips. Entropy and log-probability are those of the normals.
+    Samples may leave [-1, 1]; the environment adapter clips them. Entropy and log-probability are those of the normals.
     """
 
     std_min: float = 0.1
@@ -280,7 +282,7 @@ class BoundedGaussian(DiagGaussian):
 
     def split(self, out: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mean, raw = super().split(out, mask)
-        std = self.std_min + (self.std_max - self.std_min) * torch.sigmoid(raw + 2.0)  # starts near the largest
+        std = self.std_min + (self.std_max - self.std_min) * torch.sigmoid(raw + 2.0)  # starts near std_max
         return mean.tanh(), std.log()
 
 
@@ -290,7 +292,7 @@ def _log_tanh_slope(x: Tensor) -> Tensor:
 
 
 def for_action(spec: ActionSpec, squash: bool = False) -> Distribution:
-    """The distribution of an action space; `squash` chooses the tanh Gaussian for a bounded box."""
+    """The distribution for an action space; `squash` selects the tanh Gaussian for a bounded box."""
     if spec.kind == "discrete":
         return Categorical(spec.n)
     if spec.kind == "multi_discrete":
@@ -298,5 +300,5 @@ def for_action(spec: ActionSpec, squash: bool = False) -> Distribution:
     if spec.kind == "multi_binary":
         return Bernoulli(spec.dim)
     if squash and not spec.bounded:
-        raise UserError(f"a tanh policy needs a bounded action space; this one is {spec} without finite bounds")
+        raise UserError(f"a tanh policy needs a bounded action space; {spec} has no finite bounds")
     return SquashedGaussian(spec.dim) if squash else DiagGaussian(spec.dim)

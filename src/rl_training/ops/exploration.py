@@ -1,17 +1,16 @@
-"""Exploration noise for continuous actions as data: a process of unit-variance noise, and the three ways it can be
-correlated in time.
+"""Exploration noise for continuous actions: unit-variance noise with one of three correlations over time.
 
-An algorithm multiplies the noise with its own scale: a fixed deviation (DDPG, TD3, NAF, D4PG) or the learned one of
-its policy (SAC and its relatives, MPO). What the process must remember between two steps is a tree, the *carry*: the
-runtime keeps it for each environment and puts it back to `init` when an episode ends.
+An algorithm multiplies the noise by its own scale: a fixed standard deviation (DDPG, TD3, NAF, D4PG) or the one its
+policy learned (SAC and its variants, MPO). The state of the process between two steps is a tree, the *carry*. The
+runtime keeps one carry per environment and resets it to `init` when an episode ends.
 
 gaussian  independent at every step
 ou        Ornstein-Uhlenbeck (Lillicrap et al. 2016, section 7), x' = (1 - theta) x + sqrt(1 - (1 - theta)^2) n: scaled
           so that the stationary variance is 1. The paper's sigma 0.2 at theta 0.15 is a scale of 0.38 here.
-gsde      state-dependent (Raffin et al. 2021, Eq. 5): a random linear function of the policy's last hidden layer, drawn
-          anew each episode or every few steps. The same state gives the same noise. Deviation: the features are scaled
-          to length 1, so that the noise of every state has variance 1 and the policy keeps its own, learned deviation
-          in place of the paper's separate matrix; the distribution that is learned from does not change.
+gsde      state-dependent (Raffin et al. 2021, Eq. 5): a random linear function of the policy's last hidden layer,
+          redrawn every episode or every few steps. The same state gives the same noise. Deviation from the paper: the
+          features are scaled to length 1, so that the noise has variance 1 in every state. The policy keeps its own
+          learned std in place of the paper's separate matrix, and the distribution used for learning is unchanged.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ Carry = Any
 
 @dataclass(frozen=True)
 class Exploration:
-    """A noise process over actions of `dim` numbers."""
+    """A noise process over `dim`-dimensional actions."""
 
     kind: Kind
     dim: int
     features: int = 0  # gsde: width of the features
-    theta: float = 0.15  # ou: share of the noise that is forgotten in one step
-    period: int = -1  # gsde: steps between two draws; -1: once an episode
+    theta: float = 0.15  # ou: share of the noise that decays in one step
+    period: int = -1  # gsde: steps between two draws; -1: once per episode
 
     def init(self, batch: int) -> Carry:
         """The carry at the start of an episode."""
@@ -56,7 +55,7 @@ class Exploration:
             noise = keep * carry["noise"] + math.sqrt(1.0 - keep**2) * rng.normal(key, (batch, self.dim))
             return {"noise": noise}, noise
         if features is None:
-            raise ValueError("state-dependent exploration needs the features of the policy")
+            raise ValueError("state-dependent exploration (gsde) needs the policy's features; pass features=...")
         age = carry["age"]
         due = age == 0 if self.period < 1 else age % self.period == 0
         drawn = rng.normal(key, (batch, self.features, self.dim))

@@ -1,5 +1,5 @@
-"""Gradients of a pure loss. Two bodies, one meaning: the functional transform is what compiles and vmaps,
-`torch.autograd.grad` on detached leaves is twice as fast in eager mode (docs/engine.md has the measurements)."""
+"""Gradients of a pure loss, with two implementations of each function. The `torch.func` transform works under compile
+and vmap. In eager mode, `torch.autograd.grad` on detached leaves is twice as fast (measured in docs/engine.md)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[
 
 
 def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, Callable[[Any], P]]:
-    """`(out, aux, pull)` of `fn(params) -> (out, aux)`; `pull` takes a gradient with respect to `out`, once, and gives
-    that with respect to `params`."""
+    """`(out, aux, pull)` of `fn(params) -> (out, aux)`. `pull` maps a gradient with respect to `out` to the gradient
+    with respect to `params`; call it once."""
     if _transformed(tree_leaves(params)[0]):
         result: Any = torch.func.vjp(fn, params, has_aux=True)
         out, pull, aux = result
@@ -46,7 +46,7 @@ def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, C
 
 
 def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[[Tensor], Tensor]:
-    """`v -> H v` for the Hessian of the scalar `fn` at the vector `params`; the gradient's graph is built once."""
+    """`v -> H v` for the Hessian of the scalar `fn` at the vector `params`. The gradient's graph is built only once."""
     if _transformed(params):
         pull: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(torch.func.grad(fn), params)[1]
         return lambda vector: pull(vector)[0]  # H is symmetric
@@ -57,5 +57,5 @@ def hessian_product(fn: Callable[[Tensor], Tensor], params: Tensor) -> Callable[
 
 
 def _transformed(x: Tensor) -> bool:
-    """Under `torch.compile`, `vmap` or another functional transform?"""
+    """Whether `x` is under `torch.compile`, `vmap` or another functional transform."""
     return torch.compiler.is_compiling() or is_wrapped(x)

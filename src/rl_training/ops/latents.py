@@ -1,4 +1,4 @@
-"""Discrete latents of world models (DreamerV2 and V3): vectors of S categorical choices among C, `[..., S, C]`."""
+"""Discrete latents of world models (DreamerV2 and V3): S categorical variables with C classes each, `[..., S, C]`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rl_training.ops import rng
 
 
 def unimix(logits: Tensor, share: float) -> Tensor:
-    """Log-probabilities `[..., C]` of a mixture: `share` uniform, the rest softmax(logits). Keeps KL finite."""
+    """Log-probabilities `[..., C]` of a mixture: `share` uniform, the rest softmax(logits). Keeps the KL finite."""
     if not share:
         return logits.log_softmax(-1)
     return torch.log((1.0 - share) * logits.softmax(-1) + share / logits.shape[-1])
 
 
 def sample_codes(log_probs: Tensor, u: Tensor) -> Tensor:
-    """One choice int64 `[...]` for each distribution `[..., C]`, from uniform numbers `[...]`: by inverting the
-    distribution function, which takes one random number a choice where adding Gumbel noise takes C."""
-    ends = log_probs.detach().exp().cumsum(-1)[..., :-1]  # the last class takes what is left, rounding too
+    """Sample a class int64 `[...]` from each distribution `[..., C]`, given uniform numbers `[...]`. Inverting the
+    cumulative distribution needs one random number per sample; the Gumbel-max trick needs C."""
+    ends = log_probs.detach().exp().cumsum(-1)[..., :-1]  # the last class gets the rest, rounding errors included
     return (u.unsqueeze(-1) >= ends).sum(-1)
 
 
@@ -28,26 +28,26 @@ def one_hot(codes: Tensor, classes: int) -> Tensor:
 
 
 def straight_through(log_probs: Tensor, codes: Tensor) -> Tensor:
-    """One-hot choices `[..., C]` whose gradient is that of the probabilities (Bengio 2013; DreamerV2, Algorithm 1)."""
+    """One-hot samples `[..., C]` with the gradient of the probabilities (Bengio 2013; DreamerV2, Algorithm 1)."""
     probs = log_probs.exp()
     return one_hot(codes, log_probs.shape[-1]) + (probs - probs.detach())
 
 
 def draw(log_probs: Tensor, key: Tensor) -> Tensor:
-    """Codes `[...]` of distributions `[..., C]`."""
+    """Sample codes `[...]` from distributions `[..., C]`."""
     return sample_codes(log_probs, rng.uniform(key, tuple(log_probs.shape[:-1])))
 
 
 def kl(left: Tensor, right: Tensor) -> Tensor:
-    """KL(left || right) of S independent choices given as log-probabilities, `[..., S, C]` -> `[...]`."""
+    """KL(left || right) of S independent categoricals, given as log-probabilities, `[..., S, C]` -> `[...]`."""
     return (left.exp() * (left - right)).sum((-2, -1))
 
 
 def balanced_kl(posterior: Tensor, prior: Tensor, free_nats: float = 1.0) -> tuple[Tensor, Tensor]:
-    """(dynamics loss, representation loss), `[...]` each (DreamerV3, Hafner 2023, Eq. 3 and 4).
+    """(dynamics loss, representation loss), each `[...]` (DreamerV3, Hafner 2023, Eq. 3 and 4).
 
-    The same number twice: the first trains the prior to predict the posterior, the second the posterior to be
-    predictable. Below `free_nats` neither has a gradient.
+    Both have the same value. The first trains the prior to predict the posterior; the second trains the posterior to
+    be predictable. Below `free_nats` neither has a gradient.
     """
     dynamics = kl(posterior.detach(), prior).clamp(min=free_nats)
     representation = kl(posterior, prior.detach()).clamp(min=free_nats)

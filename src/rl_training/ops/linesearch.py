@@ -1,4 +1,4 @@
-"""Conjugate gradient and backtracking with a fixed number of iterations: pieces of a trust-region step (TRPO)."""
+"""Conjugate gradient and backtracking line search with a fixed number of iterations, for a trust-region step (TRPO)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Solver = dict[str, Tensor]  # solution, residual and direction [P] of a conjugate gradient that is under way
+Solver = dict[str, Tensor]  # state of the conjugate gradient: solution, residual and direction, each [P]
 
 
 def begin_solver(b: Tensor) -> Solver:
-    """Solve A x = b from x = 0, with `b` [P]."""
+    """The initial state for solving A x = b from x = 0, with `b` [P]."""
     return {"solution": torch.zeros_like(b), "residual": b, "direction": b}
 
 
 def solver_step(matvec: Callable[[Tensor], Tensor], solver: Solver, tol: float = 1e-10) -> Solver:
-    """One iteration (Hestenes and Stiefel 1952), with one product; once the squared residual is at or below `tol` the
-    solution stands still."""
+    """One iteration (Hestenes and Stiefel 1952) with one matrix-vector product. The solution no longer changes once
+    the squared residual is at or below `tol`."""
     solution, residual, direction = (solver[k] for k in ("solution", "residual", "direction"))
     residual_sq = residual.dot(residual)
     running = residual_sq > tol
@@ -32,7 +32,7 @@ def solver_step(matvec: Callable[[Tensor], Tensor], solver: Solver, tol: float =
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10, tol: float = 1e-10
 ) -> Tensor:
-    """The solution of A x = b for a symmetric positive definite A given by `matvec`, after `iterations` products."""
+    """Solve A x = b for the symmetric positive definite A behind `matvec`, with `iterations` products."""
     solver = begin_solver(b)
     for _ in range(iterations):
         solver = solver_step(matvec, solver, tol)
@@ -42,10 +42,10 @@ def conjugate_gradient(
 def backtracking(
     accepts: Callable[[Tensor], Tensor], like: Tensor, iterations: int = 10, shrink: float = 0.8
 ) -> Tensor:
-    """The largest step fraction among 1, shrink, shrink^2, ... that `accepts`; 0 if none (TRPO, app. C).
+    """The largest step fraction among 1, shrink, shrink^2, ... that `accepts` allows; 0 if none (TRPO, app. C).
 
-    `accepts` maps a 0-dim fraction to a 0-dim bool. All fractions are tried at once, as a batch: a graph holds the
-    trial once, however many there are. dtype and device are those of `like`.
+    `accepts` maps a 0-dim fraction to a 0-dim bool. All fractions are tried at once as a batch, so a compiled graph
+    contains the trial only once. The result has the dtype and device of `like`.
     """
     fractions = torch.pow(shrink, torch.arange(iterations, dtype=like.dtype, device=like.device))
     return torch.where(torch.vmap(accepts)(fractions), fractions, 0.0).amax()

@@ -11,26 +11,26 @@ from torch import Tensor
 def weighted_mean(per_sample: Tensor, weights: Tensor) -> Tensor:
     """sum(w * x) / number of rows with w > 0.
 
-    Both uses of `weights` come out right: importance weights scale the step without being renormalised
-    (Schaul 2016, section 3.4), and rows masked with 0 neither contribute nor count. All zero gives 0.
+    This serves both uses of `weights`. Importance weights scale the step without being renormalised (Schaul 2016,
+    section 3.4). Rows with weight 0 neither contribute nor count. If all weights are 0, the result is 0.
     """
     if per_sample.shape != weights.shape:
-        raise ValueError(f"per-sample loss {tuple(per_sample.shape)} and weights {tuple(weights.shape)} differ")
+        raise ValueError(f"the loss has shape {tuple(per_sample.shape)}, but weights has {tuple(weights.shape)}")
     return (weights * per_sample).sum() / (weights > 0).sum().clamp(min=1)
 
 
 def weighted_means(per_sample: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
-    """`weighted_mean` of several values at once, for metrics: a third of the operations in eager mode."""
+    """`weighted_mean` of several metrics at once; takes a third of the operations in eager mode."""
     rows = torch.stack(list(per_sample.values()))  # [K, B]
     means = (rows * weights).sum(-1) / torch.count_nonzero(weights).clamp(min=1)
     return dict(zip(per_sample, means.unbind(0)))
 
 
 def weighted_normalise(x: Tensor, weights: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / (std + eps) over the rows with w > 0, for advantages; the scale of `weights` does not matter.
+    """(x - mean) / (std + eps) over the rows with w > 0, for advantages. The scale of `weights` does not matter.
 
-    The standard deviation is the unbiased one (n / (n - 1) over the n rows with w > 0), so equal weights give
-    `(x - x.mean()) / (x.std() + eps)`. A single row becomes 0. Meant for constants: no gradient where all x are equal.
+    The standard deviation is unbiased (n / (n - 1) over the n rows with w > 0), so equal weights give
+    `(x - x.mean()) / (x.std() + eps)`. A single row becomes 0. Pass constants: there is no gradient if all x are equal.
     """
     total = weights.sum().clamp(min=1e-30)
     count = (weights > 0).sum()

@@ -1,7 +1,7 @@
 """A module as a pure function of ONE flat parameter vector.
 
-Keeping each network in one vector makes the optimiser, the target update, gradient clipping and the copy-back a handful
-of operations whatever the number of layers: fewer kernels when compiled, far less Python in eager mode.
+With each network in one vector, the optimiser, the target update, gradient clipping and the copy-back take a handful
+of operations for any number of layers: fewer kernels when compiled, and far less Python in eager mode.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_ALIGN = 16  # elements: every parameter starts on a 64-byte boundary, which matrix kernels on every device like
+_ALIGN = 16  # elements: every parameter starts on a 64-byte boundary, as matrix kernels prefer on every device
 
 
 class Net:
-    """`net(flat, *inputs)` calls the module with parameters cut from `flat` ([P], or batched under vmap)."""
+    """`net(flat, *inputs)` calls the module with parameters sliced from `flat` ([P], or batched under vmap)."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module).requires_grad_(False)
@@ -34,7 +34,7 @@ class Net:
 
     @property
     def sizes(self) -> list[int]:
-        """How the flat vector is cut: one part a parameter, with the zeros that follow it."""
+        """Size of each parameter's slice of the flat vector, including the padding after it."""
         return [size + pad for size, pad in zip(self._sizes[::2], self._sizes[1::2])]
 
     def flatten(self, module: nn.Module) -> Tensor:
@@ -45,8 +45,8 @@ class Net:
         return torch.cat(parts) if parts else torch.zeros(0)
 
     @property
-    def used(self) -> Tensor:
-        """1 where the flat vector holds a parameter, 0 in the gaps between them."""
+    def parameter_mask(self) -> Tensor:
+        """1 where the flat vector holds a parameter, 0 in the padding."""
         return torch.cat([torch.full((size,), 1.0 - i % 2) for i, size in enumerate(self._sizes)])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ class Net:
         return {n: p.view((*lead, *shape)) for n, p, shape in zip(self.names, parts, self.shapes)}
 
     def write_to(self, module: nn.Module, flat: Tensor) -> None:
-        """Put the flat vector's values into a module's parameters."""
+        """Copy the flat vector's values into a module's parameters."""
         values = self.named(flat)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -70,7 +70,8 @@ class Net:
         params = flat if isinstance(flat, dict) else self.named(flat)  # an exported graph holds named parameters
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.module, params, args, kwargs)
-        # Eager: put the views where the layers look for them; functional_call's swap-and-restore costs ten times more.
+        # Eager: put the views where the layers look for them. functional_call swaps and restores them, at ten times
+        # the cost.
         for (slot, leaf), value in zip(self._slots, params.values()):
             slot[leaf] = value
         return self.module(*args, **kwargs)

@@ -13,30 +13,30 @@ OptState = dict[str, Tensor]
 
 
 def clip_by_norm(grads: Tensor, max_norm: float | None) -> Tensor:
-    """Scale the gradient down to `max_norm`; None or 0 switches it off."""
+    """Scale the gradient down to norm `max_norm`; None or 0 disables clipping."""
     if not max_norm:
         return grads
     return grads * torch.clamp(max_norm / (torch.linalg.vector_norm(grads) + 1e-6), max=1.0)
 
 
 def clip_adaptively(
-    grads: Tensor, params: Tensor, sizes: Sequence[int], clip: float, least: float = 1e-3
+    grads: Tensor, params: Tensor, sizes: Sequence[int], clip: float, min_norm: float = 1e-3
 ) -> Tensor:  # fmt: skip
-    """Adaptive gradient clipping (Brock 2021, Eq. 3), by tensor: each part of the flat gradient (`sizes`, as
-    `Net.sizes` has them) is scaled down to `clip` times the norm of its parameters, which counts as `least` or more.
-    0 switches it off."""
+    """Adaptive gradient clipping (Brock 2021, Eq. 3), per tensor. `sizes` splits the flat gradient (see `Net.sizes`).
+    The norm of each part is limited to `clip` times the norm of its parameters, which counts as at least `min_norm`.
+    A `clip` of 0 disables clipping."""
     if not clip:
         return grads
     both = torch.split(torch.stack([grads, params]), list(sizes), -1)
-    norm, weight = torch.stack([part.norm(dim=-1) for part in both], -1)  # [number of tensors] each
-    scale = torch.clamp(clip * weight.clamp(min=least) / norm.clamp(min=1e-30), max=1.0)
+    grad_norm, param_norm = torch.stack([part.norm(dim=-1) for part in both], -1)  # each [number of tensors]
+    scale = torch.clamp(clip * param_norm.clamp(min=min_norm) / grad_norm.clamp(min=1e-30), max=1.0)
     return grads * torch.cat([x.expand(size) for x, size in zip(scale.unbind(), sizes)])
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam, AdamW (decoupled decay), LaProp, RMSprop or plain SGD; a choice made by data so that it can stand in a
-    config."""
+    """Adam, AdamW (decoupled weight decay), LaProp, RMSprop or plain SGD. The kind is a field, so a config can set
+    it."""
 
     kind: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = "adam"
     eps: float = 1e-8
@@ -55,8 +55,8 @@ class Optimizer:
         return {"count": count, "m": zeros, "v": zeros.clone(), **self._corrections(count + 1.0)}
 
     def _corrections(self, count: Tensor) -> OptState:
-        """Adam's bias corrections at a step. They are kept ready for the next step: computed where they are used, a
-        compiled CPU graph would take the two powers anew for every few parameters, which costs more than the rest."""
+        """Adam's bias corrections at a step, computed one step ahead. If they were computed where they are used, a
+        compiled CPU graph would recompute both powers for every few parameters, which costs more than the rest."""
         return {
             "correct1": 1.0 - torch.pow(self.beta1, count),
             "correct2": torch.rsqrt(1.0 - torch.pow(self.beta2, count)),
@@ -67,7 +67,7 @@ class Optimizer:
     ) -> tuple[Tensor, OptState]:
         grads = clip_by_norm(grads, self.max_grad_norm)
         count = state["count"] + 1.0
-        if self.weight_decay and self.kind != "adamw":  # the classic form: part of the gradient
+        if self.weight_decay and self.kind != "adamw":  # classic L2 form: part of the gradient
             grads = grads + self.weight_decay * params
         if self.kind == "sgd":
             return params - learning_rate * grads, {"count": count}
@@ -88,12 +88,12 @@ class Optimizer:
 
 
 def polyak(target: Tensor, params: Tensor, tau: float) -> Tensor:
-    """Move a share tau of the way towards `params`."""
+    """Move the target a fraction tau of the way to `params`."""
     return params if tau == 1.0 else torch.lerp(target, params, tau)
 
 
 def periodic(target: Tensor, params: Tensor, step: Tensor, every: int, tau: float = 1.0) -> Tensor:
-    """`polyak` each time `step` is a multiple of `every`, as a select: no data-dependent control flow."""
+    """`polyak` whenever `step` is a multiple of `every`, as a `torch.where`: no data-dependent control flow."""
     if every == 1:
         return polyak(target, params, tau)
     return torch.where(step % every == 0, polyak(target, params, tau), target)

@@ -1,8 +1,8 @@
 """The cross-entropy method over sequences of actions in [-1, 1], with a fixed number of iterations: plain tensor code.
 
-CEM (Rubinstein 1999; Chua et al. 2018, section 5.2): draw plans, keep the best, move mean and deviation towards them.
-iCEM (Pinneri et al. 2020) adds noise that is correlated in time, elites kept from one iteration to the next, and the
-mean itself among the plans of the last one.
+CEM (Rubinstein 1999; Chua et al. 2018, section 5.2): sample plans, keep the best, move mean and std towards them.
+iCEM (Pinneri et al. 2020) adds time-correlated noise, keeps some elites from one iteration to the next, and includes
+the mean itself in the plans of the last iteration.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from rl_training.ops import rng
 Score = Callable[[Tensor, Tensor], Tensor]  # (plans [B, N, H, A], key) -> returns [B, N]
 
 
-def colouring(horizon: int, beta: float) -> Tensor:
-    """The matrix [H, H] that turns white noise over time into noise of unit variance with power 1 / f^beta."""
+def noise_colouring_matrix(horizon: int, beta: float) -> Tensor:
+    """The matrix [H, H] that turns white noise over time into unit-variance noise with power spectrum 1 / f^beta."""
     basis, time = [], torch.arange(horizon, dtype=torch.float64)
     for k in range(horizon // 2 + 1):
         scale = max(k, 1) ** (-0.5 * beta)
         basis.append(scale * torch.cos(2.0 * math.pi * k * time / horizon))
         if 0 < k < horizon / 2:
             basis.append(scale * torch.sin(2.0 * math.pi * k * time / horizon))
-    matrix = torch.stack(basis)  # [H, H]: a row for each frequency and phase
+    matrix = torch.stack(basis)  # [H, H]: one row per frequency and phase
     return (matrix / matrix.square().sum(0).sqrt()).to(torch.float32)
 
 
 @dataclass(frozen=True)
 class CEM:
-    """A planner: how many plans, how many of them count, how often."""
+    """A planner and its settings."""
 
     horizon: int
-    actions: int
+    actions: int  # dimensions of one action
     population: int = 200
     elites: int = 20
     iterations: int = 5
-    momentum: float = 0.1  # share of the old mean and deviation that stays
-    deviation: float = 0.5  # of the first iteration
-    keep: float = 0.0  # share of the elites that joins the next iteration's plans (iCEM: 0.3)
+    momentum: float = 0.1  # weight of the old mean and std in each update
+    deviation: float = 0.5  # std of the first iteration
+    keep: float = 0.0  # share of the elites added to the next iteration's plans (iCEM: 0.3)
 
     def plan(self, score: Score, mean: Tensor, key: Tensor, colour: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean of the last elites [B, H, A] from a first guess [B, H, A], and their mean score [B]."""
+        """Improve a first guess [B, H, A]: (mean of the last elites [B, H, A], their mean score [B])."""
         batch, count = mean.shape[0], self.population
         deviation = torch.full_like(mean, self.deviation)
         kept = round(self.keep * self.elites)
@@ -63,7 +63,7 @@ class CEM:
             returns = score(plans, rng.fold(key, 2 * i + 1))  # [B, N]
             best = torch.topk(returns, self.elites, dim=-1)
             chosen = best.indices.view(batch, -1, 1, 1).expand(-1, -1, self.horizon, self.actions)
-            survivors = plans.gather(1, chosen)  # [B, elites, H, A], the best first
+            survivors = plans.gather(1, chosen)  # [B, elites, H, A], best first
             new_mean, new_deviation = survivors.mean(1), survivors.std(1, correction=0)
             mean = self.momentum * mean + (1.0 - self.momentum) * new_mean
             deviation = self.momentum * deviation + (1.0 - self.momentum) * new_deviation
@@ -71,6 +71,6 @@ class CEM:
         return mean, value
 
 
-def shifted(plan: Tensor) -> Tensor:
-    """A plan [B, H, A] one step later; its last action is repeated."""
+def shift_plan(plan: Tensor) -> Tensor:
+    """Move a plan [B, H, A] one step ahead in time; the last action is repeated."""
     return torch.cat([plan[:, 1:], plan[:, -1:]], 1)

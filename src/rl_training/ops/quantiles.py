@@ -18,29 +18,29 @@ def quantile_huber(
 ) -> Tensor:  # fmt: skip
     """Quantile Huber loss per sample, `[..., N]` against `[..., M]` -> `[...]` (QR-DQN, Dabney 2018, Eq. 9 and 10).
 
-    Summed over the N predicted quantiles at fractions `taus` (`[N]` or `[..., N]`), averaged over the M targets, which
-    count alike or by their `shares` (`[..., M]`, with a sum of 1).
-    The Huber loss is divided by kappa, as in IQN Eq. 3: the same at kappa = 1, and continuous down to kappa = 0,
-    which is the plain quantile loss. Gradients go into `predicted` only (targets and fractions are constants in every
-    algorithm); the derivative is taken by hand, beside the value, in one pass over the N x M pairs instead of two.
+    The sum over the N predicted quantiles at fractions `taus` (`[N]` or `[..., N]`), averaged over the M targets. The
+    targets have equal weights, or the weights `shares` (`[..., M]`, summing to 1).
+    The Huber loss is divided by kappa, as in IQN Eq. 3. That changes nothing at kappa = 1 and is continuous down to
+    kappa = 0, the plain quantile loss. Gradients flow into `predicted` only; targets and fractions are constants in
+    every algorithm. The derivative is written by hand: one pass over the N x M pairs gives value and gradient.
     """
     constant = predicted.detach()
     td_error = target.detach().unsqueeze(-2) - constant.unsqueeze(-1)  # [..., N, M]
     taus = taus.detach().unsqueeze(-1)
     weight = torch.where(td_error < 0, 1.0 - taus, taus)  # |tau - 1(u < 0)|
     if kappa > 0.0:
-        inside = td_error.clamp(-kappa, kappa)  # kappa times the derivative of the Huber loss
+        inside = td_error.clamp(-kappa, kappa)  # derivative of the Huber loss, times kappa
         slope = weight * inside if kappa == 1.0 else weight * inside / kappa
         loss = slope * (td_error - 0.5 * inside)
     else:
         slope = torch.where(td_error < 0, -weight, weight)
         loss = slope * td_error
-    # Its value is 0, and its derivative is that of the loss: -slope, as the error falls when the prediction rises.
     if shares is None:
         value, gradient = loss.mean(-1).sum(-1), slope.mean(-1)
     else:
         shares = shares.detach().unsqueeze(-2)
         value, gradient = (loss * shares).sum((-1, -2)), (slope * shares).sum(-1)
+    # The second term is 0 but has the derivative of the loss: -slope, since the error falls as the prediction rises.
     return value - (gradient * (predicted - constant)).sum(-1)
 
 

@@ -1,12 +1,12 @@
 """Returns and advantages over time-major rollouts `[T, ...]`, and n-step windows `[B, n]`.
 
-One convention for every function here:
+All functions share one convention:
 
-- `next_values[t]` belongs to the true next observation of row t, so a truncated row still bootstraps;
+- `next_values[t]` is the value of row t's true next observation, so a truncated row still bootstraps;
 - `discounts[t]` = gamma * (1 - terminated[t]): a terminated row does not bootstrap;
 - `continues[t]` = 1 - (terminated or truncated)[t]: row t + 1 belongs to the same episode.
 
-Nothing is detached here: pass detached values where targets must be constants.
+Nothing is detached here. Pass detached values where targets must be constants.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 def reverse_scan(increments: Tensor, decays: Tensor) -> Tensor:
     """x_t = increments_t + decays_t * x_{t+1} along the first axis, with x_T = 0.
 
-    Recursive doubling: after the pass with shift k every row sums the 2k rows from itself on. That takes
-    3 ceil(log2 T) operations instead of T, without a division, so decays of 0 (episode ends) are exact.
+    Recursive doubling: after the pass with shift k, each row holds the sum over 2k rows starting at itself. This takes
+    3 ceil(log2 T) operations instead of T. It never divides, so decays of 0 (episode ends) are exact.
     """
     length, shift = increments.shape[0], 1
-    total, decay = increments, decays  # decay: rows [0, length - shift) carry the product of `shift` decays
+    total, decay = increments, decays  # decay: rows [0, length - shift) hold the product of `shift` decays
     while shift < length:
         head = torch.addcmul(total[:-shift], decay[: length - shift], total[shift:])
         total = torch.cat((head, total[length - shift :]))
@@ -33,7 +33,7 @@ def reverse_scan(increments: Tensor, decays: Tensor) -> Tensor:
 
 
 def _shift_back(rows: Tensor) -> Tensor:
-    """Row t takes the value of row t + 1; the last row takes 0."""
+    """Row t gets the value of row t + 1; the last row gets 0."""
     return torch.cat((rows[1:], torch.zeros_like(rows[:1])))
 
 
@@ -59,8 +59,8 @@ def lambda_returns(
 ) -> Tensor:
     """TD(lambda) returns `[T, ...]` (Sutton and Barto 2018, Eq. 12.18 in recursive form).
 
-    G_t = r_t + discounts_t * ((1 - lam) * V_{t+1} + lam * G_{t+1}); the last row of an episode or of the rollout
-    bootstraps wholly from its next value. A learned discount (DreamerV3) needs `continues` of ones.
+    G_t = r_t + discounts_t * ((1 - lam) * V_{t+1} + lam * G_{t+1}). The last row of an episode or of the rollout
+    bootstraps from its next value alone. With a learned discount (DreamerV3), pass ones as `continues`.
     """
     mix = torch.cat((continues[:-1] * lam, torch.zeros_like(next_values[-1:])))
     return reverse_scan(rewards + discounts * (1.0 - mix) * next_values, discounts * mix)
@@ -71,18 +71,18 @@ def n_step_window(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """n-step transitions from windows of consecutive rows, `[..., n]` -> (returns, discounts, last), each `[...]`.
 
-    The walk starts at row 0 and ends with the first terminated or truncated row, or the last available one. `last` is
-    the index of the row it ends with: the bootstrap observation is the next observation of that row, and
-    `discounts` = gamma^(last + 1) * (1 - terminated[last]). `available` marks the rows that exist; row 0 must.
+    A transition covers row 0 up to the first terminated or truncated row, or the last available one. `last` is the
+    index of that final row: the bootstrap observation is its next observation, and
+    `discounts` = gamma^(last + 1) * (1 - terminated[last]). `available` marks the rows that exist; row 0 must exist.
     """
     goes_on = available & ~(terminated | truncated)  # [..., n]
     reached = torch.cat((available[..., :1], goes_on[..., :-1]), -1).to(rewards.dtype).cumprod(-1)
-    walked = reached * available  # 1 for the rows of the walk
+    included = reached * available  # 1 for the rows of the transition
     steps = torch.arange(rewards.shape[-1], device=rewards.device, dtype=rewards.dtype)
-    returns = (walked * rewards * gamma**steps).sum(-1)
-    count = walked.sum(-1)
-    # a walk holds at most one terminated row: its last
-    discounts = gamma**count * (1.0 - (walked * terminated).sum(-1))
+    returns = (included * rewards * gamma**steps).sum(-1)
+    count = included.sum(-1)
+    # Only the last included row can be terminated.
+    discounts = gamma**count * (1.0 - (included * terminated).sum(-1))
     return returns, discounts, (count - 1.0).clamp(min=0.0).long()
 
 
@@ -99,8 +99,8 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """V-trace (Espeholt 2018): (policy-gradient advantages, value targets v_s), each `[T, ...]`.
 
-    `log_rhos` = log pi(a|x) - log mu(a|x) of target and behaviour policy. The advantages already carry the clipped
-    importance weight rho_s. With equal policies and lam = 1 the targets are the n-step returns.
+    `log_rhos` = log pi(a|x) - log mu(a|x) for target policy pi and behaviour policy mu. The advantages already include
+    the clipped importance weight rho_s. With equal policies and lam = 1, the targets are the n-step returns.
     """
     ratios = log_rhos.exp()
     rhos = ratios.clamp(max=rho_bar)

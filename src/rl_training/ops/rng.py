@@ -1,8 +1,8 @@
 """Stateless random numbers: a counter-based generator in integer tensor operations.
 
-A key is a 0-dim int64 tensor. The same key gives the same numbers under `vmap`, compiled or eager, on every device, so
-seeds never mix, a checkpoint stores integers only, and a study of S seeds reproduces S separate runs.
-The mixer is SplitMix64 (Steele, Lea & Flood, 2014), fed with (key xor counter) times its odd constant.
+A key is a 0-dim int64 tensor. The same key gives the same numbers on every device, eager, compiled or under `vmap`. So
+the streams of different seeds are independent, a checkpoint only stores integers, and a study of S seeds reproduces S
+separate runs. The mixer is SplitMix64 (Steele, Lea & Flood, 2014), applied to (key xor counter) times its odd constant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit constant."""
+    """The int64 with the same bits as an unsigned 64-bit integer."""
     return value - (1 << 64) if value >= (1 << 63) else value
 
 
@@ -35,7 +35,7 @@ _SHIFTS = [np.uint64(n) for n in (30, 27, 31)]
 
 
 def _shift_right(x: Tensor, n: int) -> Tensor:
-    """Logical shift: int64's own shift copies the sign bit."""
+    """Logical shift; `>>` on int64 copies the sign bit."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
@@ -49,14 +49,14 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _mix_int(x: int) -> int:
-    """`_mix` on a Python integer (unsigned), for keys made on the host."""
+    """`_mix` on an unsigned Python integer, for keys made on the host."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 def mix_on_host(x: Tensor) -> Tensor:
-    """`_mix` by Python or NumPy: the same bits at a fifth of the cost of eight operations on a small tensor."""
+    """`_mix` in Python or NumPy: the same bits at a fifth of the cost of eight operations on a small tensor."""
     if not x.ndim:
         return torch.tensor(_signed(_mix_int(int(x) & _MASK)))
     return torch.from_numpy(_mix_array(x.numpy().view(np.uint64)).view(np.int64))
@@ -69,11 +69,11 @@ def _mix_array(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
-mix_op = operation("mix(Tensor x) -> Tensor", mix_on_host, "CPU")  # one operation, so that a recording holds one
+mix_op = operation("mix(Tensor x) -> Tensor", mix_on_host, "CPU")  # a single operation in a recording
 
 
 def key_from_seed(seed: int, stream: int = 0) -> Tensor:
-    """The key of (seed, stream); made on the host, once."""
+    """The key of (seed, stream), computed once on the host."""
     mixed = _mix_int((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK)
     return torch.tensor(_signed(_mix_int((mixed + (stream + 1) * 0xD1342543DE82EF95) & _MASK)), dtype=torch.int64)
 
@@ -83,7 +83,7 @@ _host = True  # may plain keys be mixed by Python and NumPy?
 
 @contextmanager
 def tensors_only() -> Iterator[None]:
-    """Every number is made by tensor operations here: what a recording of those needs to see."""
+    """Within this context all random numbers come from tensor operations, which a recording can capture."""
     global _host
     before, _host = _host, False
     try:
@@ -93,8 +93,8 @@ def tensors_only() -> Iterator[None]:
 
 
 def _plain(x: Tensor) -> bool:
-    """A single number on the host, not traced or vmapped: Python and NumPy mix the same bits at a tenth of the cost of
-    a dozen tiny tensor operations, which is what eager mode would spend most of its time on."""
+    """Whether `x` is one number on the host, neither traced nor vmapped. Python and NumPy then compute the same bits
+    at a tenth of the cost of a dozen tiny tensor operations, which would dominate the time of eager mode."""
     return (
         type(x) is Tensor
         and x.ndim == 0
@@ -112,7 +112,7 @@ def fold_int(key: int, data: int) -> int:
 
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
-    """A new key from a key and a number (a step counter, a stream): the stateless form of splitting."""
+    """Derive a new key from a key and a number (a step counter, a stream): stateless splitting."""
     if _plain(key) and (isinstance(data, int) or _plain(data)):
         return torch.tensor(fold_int(int(key), int(data)))
     if isinstance(data, int):  # mixed on the host: fewer operations, the same bits
@@ -129,8 +129,8 @@ def _bits_int(key: int, count: int) -> np.ndarray:
 def bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Uniform 64-bit integers as int64.
 
-    The counter meets the key before it is multiplied: inductor treats arange x constant as index arithmetic, which
-    overflows when it is reshaped.
+    The counter is combined with the key before the multiplication: inductor treats arange times a constant as index
+    arithmetic, which overflows when reshaped.
     """
     if _plain(key):
         return torch.from_numpy(_bits_int(int(key), math.prod(shape))).reshape(shape)
@@ -163,14 +163,14 @@ def randint(key: Tensor, shape: tuple[int, ...], high: Tensor | int) -> Tensor:
 
 
 def permutation_int(key: int, n: int) -> np.ndarray:
-    """`permutation` of a Python integer. NumPy sorts a thousand numbers several times faster than torch, and no two of
-    them are equal."""
+    """`permutation` of a Python integer key. NumPy sorts a thousand numbers several times faster than torch. No two
+    numbers are equal, so the order is unique."""
     order: np.ndarray = permutations_int([key], n)[0]
     return order
 
 
 def permutations_int(keys: Sequence[int], n: int) -> np.ndarray:
-    """`permutation` of each key, as rows: NumPy's calls take longer than their work for one of them."""
+    """`permutation` of each key, as rows. For one key, NumPy's call overhead exceeds the work."""
     unsigned = np.array([key & _MASK for key in keys], dtype=np.uint64)
     x = (np.arange(n, dtype=np.uint64) ^ unsigned[:, None]) * _UNSIGNED[0]
     return np.argsort(_mix_array(x).view(np.int64), axis=-1)

@@ -1,5 +1,5 @@
-"""Running statistics as a tree of tensors: part of the policy's state, updated by pure functions. Mean and variance of
-observations; percentiles of returns."""
+"""Running mean and variance of observations, and percentiles of returns. They are trees of tensors in the policy's
+state, updated by pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def init_moments(shape: tuple[int, ...] = ()) -> Moments:
 
 
 def update_moments(moments: Moments, x: Tensor, weights: Tensor) -> Moments:
-    """Merge a batch [B, ...] with weights [B] (0 leaves a row out): Chan et al. 1982, parallel variance."""
+    """Merge in a batch [B, ...] with weights [B]; weight 0 skips a row (parallel variance, Chan et al. 1982)."""
     w = weights.view(-1, *([1] * (x.ndim - 1)))
     n = weights.sum()
     mean = (w * x).sum(0) / n.clamp(min=1e-8)
@@ -23,7 +23,7 @@ def update_moments(moments: Moments, x: Tensor, weights: Tensor) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of both sets together; two empty ones stay empty."""
+    """The moments of both sets combined; two empty sets stay empty."""
     count, n, delta = a["count"], b["count"], b["mean"] - a["mean"]
     total = (count + n).clamp(min=1e-8)
     spread = a["var"] * count + b["var"] * n + delta**2 * count * n / total
@@ -35,7 +35,7 @@ def normalise(moments: Moments, x: Tensor, clip: float = 10.0) -> Tensor:
 
 
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
-    """The q-quantile of the entries of x where `mask` is true, interpolated as by NumPy; 0 where there is none."""
+    """The q-quantile of the entries of x where `mask` is true, interpolated as in NumPy; 0 if there are none."""
     ordered = torch.where(mask, x, torch.inf).flatten().sort().values
     last = (mask.sum() - 1).clamp(min=0)
     place = q * last.to(x.dtype)
@@ -60,5 +60,5 @@ def update_percentiles(
 
 
 def percentile_scale(moving: Moments, least: float = 1.0) -> Tensor:
-    """What advantages are divided by: the range between the percentiles, but never less than `least`."""
+    """The divisor for advantages: the range between the percentiles, but at least `least`."""
     return (moving["high"] - moving["low"]).clamp(min=least)

@@ -29,8 +29,8 @@ class Schedule(BaseModel):
     def _moves_after_the_warm_up(self) -> Schedule:
         if self.kind != "constant" and self.warmup >= self.fraction:
             raise ValueError(
-                f"the warm-up ends at {self.warmup:g} of training, but the value is to reach its end at"
-                f" {self.fraction:g}: fraction must be larger than warmup"
+                f"fraction must be larger than warmup: the warm-up lasts until {self.warmup:g} of training, but the"
+                f" value should reach its end at {self.fraction:g}"
             )
         return self
 
@@ -41,7 +41,7 @@ class Schedule(BaseModel):
         return dict(self.__dict__)
 
     def __call__(self, progress: Tensor) -> Tensor | float:
-        """The value at `progress`; a plain float when it never changes, so that nothing is computed."""
+        """The value at `progress`. A constant schedule returns a plain float, which costs no operation."""
         if self.kind == "constant" and not self.warmup:
             return self.start
         share = torch.clamp((progress - self.warmup) / max(self.fraction - self.warmup, 1e-8), 0.0, 1.0)
@@ -56,7 +56,7 @@ class Schedule(BaseModel):
 
 def _parse(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("a number or a schedule is needed, not true/false")
+        raise ValueError("expected a number or a schedule, not true or false")
     if isinstance(value, int | float):
         return {"kind": "constant", "start": value}
     if isinstance(value, str):
@@ -66,10 +66,10 @@ def _parse(value: Any) -> Any:
             return {"kind": "constant", "start": float(value)}
         except ValueError as error:
             raise ValueError(
-                f"'{value}' is no number and no schedule; write 0.001, lin_0.001 or {{kind: linear, start: 0.001}}"
+                f"'{value}' is not a number or a schedule; write 0.001, lin_0.001 or {{kind: linear, start: 0.001}}"
             ) from error
     if not isinstance(value, dict | Schedule):
-        raise ValueError("a number or a schedule is needed: 0.001, lin_0.001 or {kind: linear, start: 0.001}")
+        raise ValueError("expected a number or a schedule: 0.001, lin_0.001 or {kind: linear, start: 0.001}")
     return value
 
 
@@ -85,7 +85,7 @@ def _in_range(low: float, high: float) -> Any:
 
 
 class Range:
-    """Pydantic range check on both ends of a schedule: `Annotated[ScheduleLike, Range(0, 1)]`."""
+    """Pydantic check that a schedule's start and end are in range: `Annotated[ScheduleLike, Range(0, 1)]`."""
 
     def __new__(cls, low: float, high: float = math.inf) -> Any:
         from pydantic import AfterValidator

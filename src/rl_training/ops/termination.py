@@ -1,5 +1,5 @@
-"""Where episodes of the standard tasks end, as functions of the next observation: what a learned model of the dynamics
-need not learn. The limits are those of Gymnasium's environments with their default arguments."""
+"""Termination functions of standard tasks, which a dynamics model then need not learn. They are functions of the next
+observation, with the limits of Gymnasium's environments at their default arguments."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ KNOWN: dict[str, _Known] = {
 
 
 def termination(name: str, spec: EnvSpec) -> Terminates | None:
-    """The function that a setting names, or None where the model has to predict the end of an episode.
+    """The termination function that a setting names, or None if the model must predict the end of an episode.
 
-    `auto`: the known function of the environment, else learned; `learned`; `none`: episodes never end; or one of KNOWN.
+    `auto`: the environment's known function, or else learned; `learned`; `none`: episodes never end; or one of KNOWN.
     """
     if name == "none":
         return _never
@@ -75,10 +75,10 @@ def termination(name: str, spec: EnvSpec) -> Terminates | None:
         return known.ends if known and known.obs_dim == spec.obs_dim else None
     if name not in KNOWN:
         choices = ["auto", "learned", "none", *KNOWN]
-        raise UserError(f"termination = '{name}' is unknown.{did_you_mean(name, choices)} Known: {', '.join(choices)}")
+        raise UserError(f"unknown termination '{name}'.{did_you_mean(name, choices)} Known: {', '.join(choices)}")
     if KNOWN[name].obs_dim != spec.obs_dim:
         raise UserError(
-            f"the termination function of {name} reads {KNOWN[name].obs_dim} numbers;"
-            f" {spec.env_id} gives {spec.obs_dim}. Use termination: learned"
+            f"the termination function of {name} needs {KNOWN[name].obs_dim}-dimensional observations;"
+            f" {spec.env_id} has {spec.obs_dim} dimensions. Use termination: learned"
         )
     return KNOWN[name].ends

@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts, tuples and NamedTuples. Small on purpose: faster than a general pytree."""
+"""Trees of tensors: nested dicts, tuples and NamedTuples. Deliberately minimal, so faster than a general pytree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def tree_map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
-    """`fn` on every leaf (anything that is not a dict, tuple, list or None), several trees in step."""
+    """Apply `fn` to every leaf (anything but a dict, tuple, list or None); `rest` are more trees of the same shape."""
     if isinstance(tree, dict):
         return type(tree)((k, tree_map(fn, v, *(r[k] for r in rest))) for k, v in tree.items())
     if isinstance(tree, tuple):
@@ -28,7 +28,7 @@ def tree_map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
 
 
 def tree_items(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(path, leaf) pairs, paths joined by dots: the names that a checkpoint uses."""
+    """(path, leaf) pairs. Paths are joined by dots and are the names in a checkpoint."""
     if isinstance(tree, Tensor):
         yield prefix, tree
     elif isinstance(tree, dict):
@@ -50,25 +50,25 @@ def tree_stack(trees: list[T]) -> T:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Write every leaf of `source` into `target` at the same place; leaves that are the same are skipped."""
+    """Copy every leaf of `source` into the leaf of `target` at the same path; identical objects are skipped."""
     for (path, old), (other, new) in zip(tree_items(target), tree_items(source), strict=True):
         if path != other:
-            raise ValueError(f"the trees differ: {path} against {other}")
+            raise ValueError(f"the trees differ: {path} in the target, {other} in the source")
         if old is not new:
             old.copy_(new)
 
 
 def fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = None) -> Any:
-    """Copy the tensors saved under `prefix` into a tree, and return it. With `envs`, a saved tensor may hold only the
-    first rows of each environment, [S, N, rows, ...] (`Storage.written`)."""
+    """Copy the tensors saved under `prefix` into a tree and return the tree. With `envs`, a saved tensor may hold only
+    the first rows of each environment, [S, N, rows, ...] (see `Storage.written`)."""
     for name, leaf in tree_items(tree, prefix):
         saved = tensors.get(name)
         if envs and saved is not None and saved.ndim == leaf.ndim + 1 and leaf.shape[1] % envs == 0:
             leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
         if saved is None or saved.shape != leaf.shape:
-            found = tuple(saved.shape) if saved is not None else "nothing"
+            found = f"has shape {tuple(saved.shape)}" if saved is not None else "is missing"
             raise UserError(
-                f"the checkpoint does not fit this configuration: {name} is {found}, not {tuple(leaf.shape)}"
+                f"the checkpoint does not fit this configuration: {name} {found}, expected {tuple(leaf.shape)}"
             )
         leaf.copy_(saved)
     return tree

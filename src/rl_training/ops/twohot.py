@@ -1,4 +1,4 @@
-"""Scalars squeezed or spread for networks: symlog, two-hot bins (DreamerV3) and value rescaling (R2D2)."""
+"""Transforms of scalars for networks: symlog and two-hot bins (DreamerV3), and value rescaling (R2D2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 def symlog(x: Tensor) -> Tensor:
     """sign(x) * log(|x| + 1) (DreamerV3, Hafner 2023, Eq. 9)."""
-    # At 0 clamp passes the gradient and relu does not: the slope there is 1, as it should be; sign * abs gives 0.
+    # At 0, clamp passes the gradient and relu does not, so the slope is 1, as it should be; sign * abs would give 0.
     return torch.log1p(x.clamp(min=0.0)) - torch.log1p(F.relu(-x))
 
 
@@ -27,9 +27,9 @@ def symexp_bins(n: int = 255, limit: float = 20.0, device: torch.device | str | 
 def twohot_encode(x: Tensor, bins: Tensor) -> Tensor:
     """Weights on the two bins around x, `[...]` -> `[..., N]` (DreamerV3, Hafner 2023, "twohot" under Eq. 10).
 
-    `bins` `[N]` ascend, with any spacing; x beyond the ends is clamped to them.
+    `bins` `[N]` must be ascending, with any spacing. Values beyond the ends are clamped.
     """
-    # passed: how far x is through each interval, 1 below x and 0 above; its steps are the weights and sum to 1.
+    # passed: how far x is through each interval, 1 below x and 0 above. Its differences are the weights; they sum to 1.
     passed = ((x.unsqueeze(-1) - bins[:-1]) / bins.diff()).clamp(0.0, 1.0)  # [..., N - 1]
     return F.pad(passed, (1, 0), value=1.0) - F.pad(passed, (0, 1))  # [..., N]
 
@@ -37,8 +37,8 @@ def twohot_encode(x: Tensor, bins: Tensor) -> Tensor:
 def twohot_decode(probs: Tensor, bins: Tensor) -> Tensor:
     """sum_i p_i b_i, `[..., N]` -> `[...]`, adding mirrored bins first.
 
-    Uniform probabilities over antisymmetric bins give exactly 0: a head that starts at zero predicts zero,
-    which a plain sum over bins as large as symexp(20) does not.
+    Uniform probabilities over antisymmetric bins give exactly 0, so a zero-initialised head predicts 0. A plain sum
+    over bins as large as symexp(20) would not.
     """
     products = probs * bins
     return (products + products.flip(-1)).sum(-1) * 0.5
@@ -46,14 +46,14 @@ def twohot_decode(probs: Tensor, bins: Tensor) -> Tensor:
 
 def value_rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
     """h(x) = sign(x) * (sqrt(|x| + 1) - 1) + eps * x (R2D2, Kapturowski 2019, section 2.3)."""
-    # sqrt(|x| + 1) - 1 = |x| / (sqrt(|x| + 1) + 1): no cancellation, and the right slope at 0
+    # sqrt(|x| + 1) - 1 = |x| / (sqrt(|x| + 1) + 1): no cancellation, and the correct slope at 0
     return x / ((x.abs() + 1.0).sqrt() + 1.0) + eps * x
 
 
 def value_rescale_inverse(x: Tensor, eps: float = 1e-3) -> Tensor:
     """h^-1 of `value_rescale` (Pohlen 2018, Proposition A.2), in a form without cancellation in float32.
 
-    With q = sqrt(|y| + 1), |x| = |h(y)| reads eps * q^2 + q = |x| + 1 + eps, and y = sign(x) * (q^2 - 1).
+    With q = sqrt(|y| + 1), |x| = |h(y)| becomes eps * q^2 + q = |x| + 1 + eps, and y = sign(x) * (q^2 - 1).
     """
     constant = x.abs() + (1.0 + eps)
     q_plus_1 = 2.0 * constant / ((1.0 + 4.0 * eps * constant).sqrt() + 1.0) + 1.0

@@ -17,7 +17,7 @@ from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.evolution.base import Evolution, EvolutionHyper, summary
 from rl_training.algorithms.hyper import Positive, Widths, constant
 from rl_training.data.storage import Batch
-from rl_training.ops.ranking import largest
+from rl_training.ops.ranking import top_k_mask
 from rl_training.spec import EnvSpec
 
 
@@ -55,7 +55,7 @@ class ARS(Evolution[ARSHyper]):
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """Algorithm 2, lines 6 and 7."""
         returns, weights = batch["returns"], batch["weights"]
-        chosen = largest(returns.amax(-1), self.hp.n_top or self.hp.n_delta, weights > 0) * weights  # [n]
+        chosen = top_k_mask(returns.amax(-1), self.hp.n_top or self.hp.n_delta, weights > 0) * weights  # [n]
         share = (chosen / chosen.sum().clamp(min=1e-8)).unsqueeze(-1)  # 1/b each
         mean = (share * returns).sum() / 2.0
         sigma = (share * (returns - mean) ** 2).sum().div(2.0).sqrt()  # of the 2 b returns that count

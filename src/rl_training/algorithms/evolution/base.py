@@ -70,7 +70,7 @@ class Evolution(Algorithm[E]):
 
     def setup(self) -> None:
         self.optim = self.optimizer()
-        self.used = self.nets["policy"].used.to(self.device)
+        self.used = self.nets["policy"].parameter_mask.to(self.device)
         self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
         check_normalisable(self.spec, self.hp.normalize_observations)
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from rl_training.algorithms.base import Aux, Obs, Phase, TrainState, Tree
 from rl_training.algorithms.model_based.model_fit import DynamicsHyper, ModelBased, with_model
 from rl_training.data.storage import Batch
-from rl_training.models.dynamics import Prediction, physical
+from rl_training.models.dynamics import Prediction, denormalise
 from rl_training.ops import rng
-from rl_training.ops.planning import CEM, colouring, shifted
+from rl_training.ops.planning import CEM, noise_colouring_matrix, shift_plan
 
 
 class PETSHyper(DynamicsHyper):
@@ -62,7 +62,7 @@ class PETS(ModelBased[PETSHyper]):
             hp.plan_horizon, self.spec.action.dim, hp.plan_population, hp.plan_elites, hp.plan_iterations,
             hp.plan_momentum, hp.plan_deviation, keep=0.3 if better else 0.0,
         )  # fmt: skip
-        self.colour = colouring(hp.plan_horizon, hp.noise_beta).to(self.device) if better else None
+        self.colour = noise_colouring_matrix(hp.plan_horizon, hp.noise_beta).to(self.device) if better else None
 
     def phases(self) -> tuple[Phase, ...]:
         return self.fit_phases()
@@ -91,7 +91,7 @@ class PETS(ModelBased[PETSHyper]):
                 total, alive = total.gather(0, order), alive.gather(0, order)
             action = actions[:, t].unsqueeze(0).expand(members, -1, -1)
             prediction: Prediction = self.dynamics.predict(state, at, action)
-            mean, std = physical(prediction, norm)
+            mean, std = denormalise(prediction, norm)
             out = mean + std * noise[t]
             at = at + out[..., :-1]
             total = total + alive * out[..., -1]
@@ -113,7 +113,7 @@ class PETS(ModelBased[PETSHyper]):
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
         plan, _ = self.plan(state, obs, carry["plan"], key)
-        return {"plan": shifted(plan)}, plan[:, 0], {}
+        return {"plan": shift_plan(plan)}, plan[:, 0], {}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """Expected return of the plan over its horizon, without a discount."""

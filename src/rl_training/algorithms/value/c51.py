@@ -16,7 +16,7 @@ from rl_training.algorithms.value.dqn import DQN, TD, DQNHyper, Params
 from rl_training.algorithms.value.target_rules import take, under
 from rl_training.data.storage import Batch
 from rl_training.models.value import C51QNetwork
-from rl_training.ops.categorical import normalised, project, support
+from rl_training.ops.categorical import log_softmax_and_softmax, project, support
 
 
 class C51Hyper(DQNHyper):
@@ -46,7 +46,7 @@ class C51DQN(DQN):
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Probabilities [B, A, N] and their means."""
-        probs = normalised(self.nets["q"](params["q"], obs, self.noise(key)))[1]
+        probs = log_softmax_and_softmax(self.nets["q"](params["q"], obs, self.noise(key)))[1]
         return probs, (probs * self.atoms()).sum(-1)
 
     def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class C51DQN(DQN):
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         logits = take(self.nets["q"](params["q"], batch["obs"], self.noise(key)), batch["actions"])  # [B, N]
-        log_probs, probs = normalised(logits)
+        log_probs, probs = log_softmax_and_softmax(logits)
         loss = -(target * log_probs).sum(-1)  # cross entropy
         divergence = loss + torch.special.xlogy(target, target).sum(-1)  # minus the entropy of the target
         atoms = self.atoms()

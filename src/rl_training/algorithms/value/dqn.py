@@ -110,9 +110,9 @@ class DQN(Algorithm[DQNFields]):
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         ours: Any = self.network_class
-        gives = getattr(network, "gives", ours.gives)
-        if gives != ours.gives:
-            raise UserError(f"{self.name} needs a network that gives {ours.gives} per action; this one gives {gives}")
+        kind = getattr(network, "output_kind", ours.output_kind)
+        if kind != ours.output_kind:
+            raise UserError(f"{self.name} needs a network that returns {ours.output_kind} per action, not {kind}")
         return {"q": network}
 
     def spec_of(self, network: nn.Module) -> EnvSpec:

@@ -24,7 +24,7 @@ from rl_training.algorithms.base import Algorithm, Aux, Obs, Phase, TrainState, 
 from rl_training.algorithms.hyper import Hyper, Positive, constant
 from rl_training.data.dream_replay import DreamReplay
 from rl_training.data.storage import Batch, Columns, action_column
-from rl_training.models.filtering import Filtering, Seen
+from rl_training.models.filtering import Filtered, Filtering
 from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head
 from rl_training.ops import rng
 from rl_training.ops.categorical import cross_entropy
@@ -250,7 +250,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         seen, steps, pull = pullback(states, state.params["world"])
         dream = self.imagine(fixed, Latents(*seen[:2]), key)
 
-        def loss(given: tuple[Params, Seen]) -> tuple[Tensor, Any]:
+        def loss(given: tuple[Params, Filtered]) -> tuple[Tensor, Any]:
             params, (deter, stoch, log_probs) = given
             now = Latents(deter, stoch)
             world, losses = self.world_loss(params, rows, Observed(now, steps.codes, log_probs))

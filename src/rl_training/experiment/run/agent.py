@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_training import registry
 from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
 from rl_training.envs.given import EnvInput, fresh, given, read_spaces
-from rl_training.envs.masks import components, without_choice
+from rl_training.envs.masks import mask_components, rows_without_actions
 from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, make_action_spec
 from rl_training.errors import UserError
 from rl_training.experiment.run.checkpoint import Checkpoint, load_checkpoint, readable, resolve
@@ -145,8 +145,8 @@ class Agent:
             obs = {**obs, MASK: action_mask} if isinstance(obs, dict) else {"observation": obs, MASK: action_mask}
         batch, single = self._encode(obs)
         if self.algorithm.spec.masked:
-            masks, parts = batch[MASK].cpu().numpy(), components(self.algorithm.spec.action)
-            if len(without_choice(masks, parts)):
+            masks, parts = batch[MASK].cpu().numpy(), mask_components(self.algorithm.spec.action)
+            if len(rows_without_actions(masks, parts)):
                 raise UserError(f"the {MASK} allows no action of {self.algorithm.spec.env_id}")
         self._calls += 1
         key = self._key if deterministic else rng.fold(self._key, self._calls)
