@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import ACTION_SPECS, BATCH, OBS_DIM, batch_for, config_for, make_algorithm, random_actions, spec_for
 
-from rl_training.algorithms.base import Expert
-from rl_training.algorithms.imitation.gail import ExpertSource
+from rl_training.algorithms.expert import Expert
+from rl_training.algorithms.imitation.adversarial import ExpertSource
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_files import write_dataset
 from rl_training.errors import UserError
@@ -309,7 +309,7 @@ def test_short_forms_of_the_recipe(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=words):
             recipe(**fields)
-    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).afterlife == 0.0
+    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).absorbing_steps == 0.0
 
 
 def test_discriminator_batch_must_divide_the_rollout(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_dagger_executes_a_mixture_and_stores_the_advice(kind: str) -> None:
     algorithm = with_expert(kind, beta=0.3)
     state = algorithm.init_state(0)
     obs = torch.randn(2000, OBS_DIM, generator=torch.Generator().manual_seed(1))
-    _, advice, _ = algorithm.expert.algorithm.select_action(algorithm.expert.state, (), obs, KEY, explore=False)
+    _, advice, _ = algorithm.expert.policy.select_action(algorithm.expert.state, (), obs, KEY, explore=False)
     advice = advice.clamp(-1, 1) if kind == "box" else advice
 
     def executed(beta: float) -> torch.Tensor:
@@ -383,7 +383,7 @@ def test_dagger_learns_from_its_expert_and_needs_a_fitting_one(tmp_path: Path) -
     recipe, expert, data = agent.algorithm.hp.expert, run.algorithm.expert, run.loop.learner.tree["data"]
     assert expert is not None
     obs = data["obs"][0, :200]
-    _, advice, _ = expert.algorithm.select_action(expert.state, (), obs, KEY, explore=False)
+    _, advice, _ = expert.policy.select_action(expert.state, (), obs, KEY, explore=False)
     assert torch.equal(data["expert_actions"][0, :200], advice)
     assert not torch.equal(data["actions"][0, :200], advice)  # the learner acted too
     assert (agent.predict(obs.numpy()) == advice.numpy()).mean() > 0.9

@@ -50,7 +50,7 @@ def test_length_schedule() -> None:
 def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that adds 1 to every state, pays the first number and ends at 3."""
     mbpo: Any = make_algorithm("mbpo", rollout_batch=4, synthetic_buffer_size=20, termination="none")
-    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    source: SyntheticReplay = mbpo.sources(1)["synthetic"]
     data, state = source.init(1, torch.device("cpu")), mbpo.init_state(0)
 
     def step(state: Any, obs: torch.Tensor, actions: torch.Tensor, key: torch.Tensor) -> Imagined:
@@ -90,7 +90,7 @@ def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pyt
 
 def test_synthetic_ring_keeps_the_newest() -> None:
     mbpo: Any = make_algorithm("mbpo", rollout_batch=3, synthetic_buffer_size=5)
-    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    source: SyntheticReplay = mbpo.sources(1)["synthetic"]
     data = source.init(1, torch.device("cpu"))
     for t in range(4):
         number = torch.arange(3.0) + 3 * t

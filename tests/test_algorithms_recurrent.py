@@ -224,12 +224,12 @@ def test_own_network_and_memory_outside_a_run() -> None:
     algorithm = DRQN(q_network=MLPRecurrentQNetwork(2, 3, [6], units=5))
     obs = torch.randn(4, 2)
     first = algorithm.act(obs, deterministic=True)
-    carry = algorithm.memory.carry
+    carry = algorithm.shell.episodes.carry
     assert carry.shape == (4, 10)
     algorithm.act(obs, deterministic=True)
-    assert not torch.equal(algorithm.memory.carry, carry)
+    assert not torch.equal(algorithm.shell.episodes.carry, carry)
     assert (algorithm.act(obs, deterministic=True, episode_start=True) == first).all()
-    torch.testing.assert_close(algorithm.memory.carry, carry)
+    torch.testing.assert_close(algorithm.shell.episodes.carry, carry)
     with pytest.raises(UserError, match="one value, from what it remembers, per action"):
         DRQN(q_network=MLPQNetwork(2, 3))
 
@@ -328,18 +328,18 @@ def test_rows_can_start_anew(trained: Path) -> None:
     agent = Agent.load(trained, device="cpu")
     obs = np.array([[0.1, 0.02], [-0.1, 0.1], [0.0, -0.1]], np.float32)
     agent.predict(obs)
-    first = agent.memory.carry
+    first = agent.episodes.carry
     agent.predict(obs)
-    second = agent.memory.carry
+    second = agent.episodes.carry
     before = agent.value(obs)
-    assert agent.memory.carry is second  # asking for a value is not remembered
+    assert agent.episodes.carry is second  # asking for a value is not remembered
     agent.predict(obs, episode_start=[True, False, True])
-    mixed = agent.memory.carry
+    mixed = agent.episodes.carry
     torch.testing.assert_close(mixed[[0, 2]], first[[0, 2]])
     assert not torch.allclose(mixed[1], first[1], atol=1e-5)
     agent.reset()
     assert not np.allclose(agent.value(obs), before)
-    agent.memory.carry = second
+    agent.episodes.carry = second
     assert np.allclose(agent.value(obs), before)
     with pytest.raises(UserError, match="remembers 3 running episodes, and these are 1 observation; call reset"):
         agent.predict(obs[0])

@@ -16,7 +16,7 @@ from rl_training.cli import main
 from rl_training.data import load_transition_dataset
 from rl_training.data.dataset import RewardRule
 from rl_training.data.replay import Replay
-from rl_training.data.source import LikeDataset
+from rl_training.data.source import MatchedReplay
 from rl_training.data.storage import transition_columns
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
@@ -133,7 +133,7 @@ def test_replay_beside_a_dataset() -> None:
     spec = make_algorithm("sac").spec
     replay = Replay(transition_columns(spec), 10, 1, gamma=0.5)
     data = replay.init(1, torch.device("cpu"))
-    source = LikeDataset(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
+    source = MatchedReplay(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
     rewards = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     ends = {4: "terminated", 7: "truncated"}
     lost = 9  # a worker broke after this row
@@ -165,7 +165,7 @@ def test_mixed_batches_have_one_unit(tmp_path: Path) -> None:
     trainer.loop.advance(8)
     learner = trainer.loop.learner
     raw = load_transition_dataset("random", env_id="Pendulum-v1", size=200)
-    scale = learner.sources["mixed"].first.rule.scale
+    scale = learner.sources["replay"].first.rule.scale
     assert scale == pytest.approx(1000.0 / np.ptp(raw.episode_returns()))
     with torch.no_grad():
         batch = learner.per_seed(lambda *a: learner.sample_one(learner.phases[0], *a))(

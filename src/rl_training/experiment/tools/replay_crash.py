@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as flat
 
-from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
+from rl_training.algorithms.phases import Phase
 from rl_training.envs.vector import EnvError
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment.run.agent import safe_env_id
