@@ -167,7 +167,7 @@ def test_sequence_lines_up_actions_ends_and_weights() -> None:
     assert codes.tolist() == [[1, 0, 3, 2]] * 2
 
 
-def test_refreshed_memory_continues_the_sequence_exactly() -> None:
+def test_refreshed_carry_continues_the_sequence_exactly() -> None:
     """A sequence begun from what an update gives back goes on as the one it came from."""
     algorithm = agent(replay_period=2, batch_length=6)
     state, batch = algorithm.init_state(0), batch_for(algorithm, size=3)
@@ -184,7 +184,7 @@ def test_refreshed_memory_continues_the_sequence_exactly() -> None:
         torch.testing.assert_close(rest.latents, tree_map(lambda x, row=row: x[row:], seen.latents))
 
 
-def test_memory_round_trip_and_the_action_really_taken() -> None:
+def test_pack_and_unpack_are_inverse_and_actions_can_be_replaced() -> None:
     algorithm = agent()
     deter, codes = torch.randn(5, 32), torch.randint(0, 4, (5, 4))
     carry = algorithm.pack(deter, codes, torch.eye(ACTIONS)[torch.tensor([0, 1, 2, 0, 1])])
@@ -199,7 +199,7 @@ def test_memory_round_trip_and_the_action_really_taken() -> None:
     assert not nothing.any()
 
 
-def test_acting_step_by_step_is_filtering() -> None:
+def test_acting_step_by_step_equals_filtering_a_sequence() -> None:
     algorithm = agent("box")
     state, g = algorithm.init_state(0), np.random.default_rng(0)
     obs, first = torch.as_tensor(g.standard_normal((4, 2, 5)), dtype=torch.float32), torch.zeros(4, 2, dtype=torch.bool)
@@ -231,7 +231,7 @@ def test_open_loop_prediction_has_the_environments_shapes() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "envs"), [(32.0, 1), (100.0, 3), (0.7, 2), (1024.0, 1), (5000.0, 4)])
-def test_train_ratio_is_exact_over_any_stretch(ratio: float, envs: int) -> None:
+def test_train_ratio_is_exact_over_any_number_of_turns(ratio: float, envs: int) -> None:
     hyper = Dreamer.Hyper(train_ratio=ratio, batch_size=16, batch_length=64)
     phase = ReplayPhase("update", lambda *a: None, times=hyper.rate(envs))  # type: ignore[arg-type, return-value]
     done = 0

@@ -135,7 +135,7 @@ def test_best_discriminator_is_the_log_ratio_of_discounted_occupancies() -> None
     assert float(gradient(0.5 * flat).abs().max()) > 1e-3
 
 
-def test_expert_like_pairs_are_paid_more() -> None:
+def test_expert_like_pairs_get_a_higher_reward() -> None:
     algorithm: Any = make_algorithm("gail", discriminator_learning_rate=1e-2)
     state, batch = algorithm.init_state(0), labelled(algorithm, size=64)
     batch["states"][:, 0] += torch.where(batch["labels"] > 0, 4.0, -4.0)
@@ -270,7 +270,7 @@ def transitions(rows: int = 30, obs_dim: int = 4, actions: Any = None) -> Transi
         (transitions(obs_dim=3), r"observations have shape \(3,\); CartPole-v1 needs \(4,\)"),
     ],
 )
-def test_expert_data_that_does_not_fit(tmp_path: Path, dataset: TransitionDataset, words: str) -> None:
+def test_expert_data_of_another_space_is_refused(tmp_path: Path, dataset: TransitionDataset, words: str) -> None:
     write_dataset(dataset, tmp_path / "expert.npz")
     kwargs = {"dataset": {"kind": "npz", "path": str(tmp_path / "expert.npz")}}
     with pytest.raises(UserError, match=words):

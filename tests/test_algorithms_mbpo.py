@@ -21,7 +21,7 @@ from rl_training.ops.tree import tree_map
 KEY = rng.key_from_seed(2)
 
 
-def test_the_policy_is_exactly_sac() -> None:
+def test_policy_update_equals_sac() -> None:
     mbpo, sac = make_algorithm("mbpo", termination="none"), make_algorithm("sac")
     state = mbpo.init_state(0)
     own = sac.init_state(0)._replace(
@@ -120,7 +120,7 @@ def test_share_of_real_rows() -> None:
     assert parts(0.0) == ("synthetic", None, None)
 
 
-def test_refuses_what_makes_no_sense() -> None:
+def test_unsuitable_settings_are_refused() -> None:
     for fields, message in (
         ({"rollout_length": 0}, "rollout_length = 0: .*greater than or equal to 1"),
         ({"real_ratio": 1.2}, "real_ratio = 1.2: .*less than or equal to 1"),

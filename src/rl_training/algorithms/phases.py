@@ -82,8 +82,8 @@ class Window(NamedTuple):
 class RolloutPhase(NamedTuple):
     """`times` passes over the last rollout, every `every` rollouts, in shuffled minibatches of `batch_size` rows.
 
-    Without `batch_size`, a pass is one step on the whole rollout, in order. A phase on `prior` takes `times` steps on
-    batches of the algorithm's fixed data (its source `prior`) instead.
+    Without `batch_size`, a pass is one step on the whole rollout, in order. A phase on `prior` does not read the
+    rollout: a pass is one step on `prior_rows` rows of the algorithm's fixed data (its source `prior`).
     """
 
     name: str
@@ -94,13 +94,8 @@ class RolloutPhase(NamedTuple):
     at_start: bool = False  # also after the first rollout
     learns: bool = True  # its steps count as gradient steps
     batch_size: int | None = None
-    prior_rows: int = 0  # rows of the fixed data that follow in each minibatch
+    prior_rows: int = 0  # rows of the fixed data in each batch, after those of the rollout
     window: Window | None = None  # learn from several rollouts instead of the last one
-
-    @property
-    def shuffles(self) -> bool:
-        """Is a pass made of shuffled minibatches?"""
-        return self.source == "rollout" and self.batch_size is not None
 
     @property
     def kinds(self) -> dict[str, RolloutPhase]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.acting import Policy, RunningEpisodes
+from rl_training.algorithms.hyper import Hyper
 from rl_training.algorithms.phases import Step
 from rl_training.algorithms.state import Aux, Obs, TrainState, count_rows
 from rl_training.data.storage import Batch
@@ -34,10 +35,11 @@ class Trainable(Policy, Protocol):
 
     spec: EnvSpec
     seed: int
-    hp: Any
     modules: dict[str, nn.Module]
     nets: dict[str, Net]
 
+    @property
+    def hp(self) -> Hyper: ...
     @property
     def batch_columns(self) -> tuple[str, ...]: ...
 

@@ -273,7 +273,7 @@ class Adversarial(Algorithm[G]):
         if not hp.bc_steps:
             return learn
         warm_start = RolloutPhase("clone", self.clone_step, "prior", every=ONCE, at_start=True, times=hp.bc_steps,
-                                  batch_size=hp.batch_size)  # fmt: skip
+                                  prior_rows=hp.batch_size)  # fmt: skip
         return (*learn, warm_start)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rl_training.algorithms.continuous.sac import SACHyper
 from rl_training.algorithms.model_based.model_fit import DynamicsHyper
 from rl_training.algorithms.model_based.model_policy import ModelPolicy, RolloutFields
 from rl_training.algorithms.phases import ReplayPhase
 
 
-class MBPOHyper(RolloutFields, DynamicsHyper, SACHyper):
+class MBPOHyper(RolloutFields, DynamicsHyper):
     learning_starts: int = Field(1_000, ge=0)
     """Environment steps with random actions before the first update."""
     gradient_steps: int = Field(20, ge=-1)

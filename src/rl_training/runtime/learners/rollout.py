@@ -101,7 +101,7 @@ class RolloutLearner(Learner):
             before = tree["train"].step.clone()
             new, metrics = self.per_seed(one)(tree["train"], tree["keys"], scratch, tree["prior"])
             copy_into(tree["train"], new)
-            if phase.shuffles:
+            if phase.batch_size:
                 scratch["offset"].add_(phase.batch_size)
             self.note_metrics(tree, before, metrics)
             return metrics  # type: ignore[no-any-return]
@@ -118,7 +118,7 @@ class RolloutLearner(Learner):
             return self.prior.sample(prior, rng.fold(rng.fold(key, SAMPLE), train.step), rows, train.progress)
 
         if phase.source == "prior":
-            return fixed(phase.batch_size or self.algorithm.hp.batch_size)
+            return fixed(phase.prior_rows)
         batch: Batch = scratch["batch"]
         if phase.batch_size:
             order = scratch["order"]
@@ -183,8 +183,8 @@ class RolloutLearner(Learner):
     def _epoch(self, phase: RolloutPhase, scratch: dict[str, Any], left: int) -> tuple[dict[str, Tensor], int]:
         """One pass of a phase: (metrics, steps taken). `left`: passes that are left, with this one."""
         count = 1
-        if phase.shuffles:
-            count = scratch["order"].shape[1] // (phase.batch_size or 1)
+        if phase.batch_size:
+            count = scratch["order"].shape[1] // phase.batch_size
             self._shuffle(scratch, count, left)
         metrics: dict[str, Tensor] = {}
         for _ in range(count):
