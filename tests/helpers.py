@@ -175,10 +175,8 @@ def updated(
         copy_into(tree["state"], state)
         return metrics
 
-    step, metrics = (
-        Executor(mode, torch.device(device)).wrap(update, lambda: tree["state"], whole=algorithm.compiled_whole),
-        None,
-    )
+    whole = algorithm.compiled_as != "pieces"
+    step, metrics = Executor(mode, torch.device(device)).wrap(update, lambda: tree["state"], whole=whole), None
     for row in rows:
         copy_into({k: tree[k] for k in row}, row)
         metrics = step(tree)
@@ -238,7 +236,7 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
         more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
-        names = [*algorithm.reads, *(["has_next"] if "next_actions" in algorithm.reads else [])]
+        names = [*algorithm.dataset_columns, *(["has_next"] if "next_actions" in algorithm.dataset_columns else [])]
         names += [name for name in algorithm.extra_columns() if name in more]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),

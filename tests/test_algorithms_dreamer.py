@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import ACTIONS, batch_for, config_for, make_algorithm
 
-from rl_training.algorithms.base import Phase
+from rl_training.algorithms.phases import ReplayPhase
 from rl_training.algorithms.world_model.dreamer import Dreamer
 from rl_training.errors import UserError
 from rl_training.experiment.run.trainer import Trainer
@@ -152,7 +152,7 @@ def test_sequence_lines_up_actions_ends_and_weights() -> None:
     batch["is_last"] = torch.tensor([[False, False, False, False, False, True], [False] * 4 + [True, False]])
     batch["mask"][:] = True
     batch["mask"][1, 3] = False
-    batch["state"] = algorithm.remember(torch.ones(2, 32), torch.tensor([[1, 0, 3, 2]] * 2), torch.eye(ACTIONS)[[2, 0]])
+    batch["state"] = algorithm.pack(torch.ones(2, 32), torch.tensor([[1, 0, 3, 2]] * 2), torch.eye(ACTIONS)[[2, 0]])
     rows = algorithm.sequence(batch)
     actions = torch.eye(ACTIONS)[batch["actions"]]
     nothing = torch.zeros(ACTIONS)
@@ -167,16 +167,16 @@ def test_sequence_lines_up_actions_ends_and_weights() -> None:
     assert codes.tolist() == [[1, 0, 3, 2]] * 2
 
 
-def test_refreshed_memory_continues_the_sequence_exactly() -> None:
+def test_refreshed_carry_continues_the_sequence_exactly() -> None:
     """A sequence begun from what an update gives back goes on as the one it came from."""
     algorithm = agent(replay_period=2, batch_length=6)
     state, batch = algorithm.init_state(0), batch_for(algorithm, size=3)
     _, aux = algorithm.train_step(state, batch, KEY)
-    assert aux.rows["state"].shape == (3, 2, algorithm.memory_size)  # before the rows 2 and 4
+    assert aux.rows["state"].shape == (3, 2, algorithm.carry_size)  # before the rows 2 and 4
     rows = algorithm.sequence(batch)
     seen = observe(algorithm, state.params, rows, rng.fold(KEY, 0))
     for k, row in ((0, 2), (1, 4)):
-        start, action = algorithm.recall(aux.rows["state"][:, k])
+        start, action = algorithm.unpack(aux.rows["state"][:, k])
         u = rng.uniform(rng.fold(KEY, 0), (6, 3, algorithm.sizes.stoch))[row:]
         actions = torch.cat([action.unsqueeze(0), rows.actions[row + 1 :]])
         obs = rows.obs[row:]
@@ -184,22 +184,22 @@ def test_refreshed_memory_continues_the_sequence_exactly() -> None:
         torch.testing.assert_close(rest.latents, tree_map(lambda x, row=row: x[row:], seen.latents))
 
 
-def test_memory_round_trip_and_the_action_really_taken() -> None:
+def test_pack_and_unpack_are_inverse_and_actions_can_be_replaced() -> None:
     algorithm = agent()
     deter, codes = torch.randn(5, 32), torch.randint(0, 4, (5, 4))
-    memory = algorithm.remember(deter, codes, torch.eye(ACTIONS)[torch.tensor([0, 1, 2, 0, 1])])
-    latents, action = algorithm.recall(memory)
+    carry = algorithm.pack(deter, codes, torch.eye(ACTIONS)[torch.tensor([0, 1, 2, 0, 1])])
+    latents, action = algorithm.unpack(carry)
     assert torch.equal(latents.deter, deter)
     assert torch.equal(latents.stoch.unflatten(-1, (4, 4)).argmax(-1), codes)
     assert action.argmax(-1).tolist() == [0, 1, 2, 0, 1]
-    _, other = algorithm.recall(algorithm.acted(memory, torch.tensor([2, 2, 2, 2, 2])))
+    _, other = algorithm.unpack(algorithm.replace_actions(carry, torch.tensor([2, 2, 2, 2, 2])))
     assert other.argmax(-1).tolist() == [2] * 5
-    start, nothing = algorithm.recall(algorithm.init_carry(2))  # at the start of an episode there is no choice at all
+    start, nothing = algorithm.unpack(algorithm.init_carry(2))  # at the start of an episode there is no choice at all
     assert not start.features.any()
     assert not nothing.any()
 
 
-def test_acting_step_by_step_is_filtering() -> None:
+def test_acting_step_by_step_equals_filtering_a_sequence() -> None:
     algorithm = agent("box")
     state, g = algorithm.init_state(0), np.random.default_rng(0)
     obs, first = torch.as_tensor(g.standard_normal((4, 2, 5)), dtype=torch.float32), torch.zeros(4, 2, dtype=torch.bool)
@@ -209,7 +209,7 @@ def test_acting_step_by_step_is_filtering() -> None:
         carry, action, extras = algorithm.select_action(state, carry, row, KEY, explore=True)
         actions.append(action)
         deters.append(carry[:, : algorithm.sizes.deter])
-    assert extras["state"].shape == (2, algorithm.memory_size)
+    assert extras["state"].shape == (2, algorithm.carry_size)
     assert float(torch.stack(actions).abs().max()) <= 1.0
     # `filter` draws its own choices: the first state and its successor given the same choice must agree.
     filtered = algorithm.filter(state, obs, torch.stack(actions), first, rng.fold(KEY, 0))
@@ -231,9 +231,9 @@ def test_open_loop_prediction_has_the_environments_shapes() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "envs"), [(32.0, 1), (100.0, 3), (0.7, 2), (1024.0, 1), (5000.0, 4)])
-def test_train_ratio_is_exact_over_any_stretch(ratio: float, envs: int) -> None:
+def test_train_ratio_is_exact_over_any_number_of_turns(ratio: float, envs: int) -> None:
     hyper = Dreamer.Hyper(train_ratio=ratio, batch_size=16, batch_length=64)
-    phase = Phase("update", lambda *a: None, rate=hyper.rate(envs))  # type: ignore[arg-type, return-value]
+    phase = ReplayPhase("update", lambda *a: None, times=hyper.rate(envs))  # type: ignore[arg-type, return-value]
     done = 0
     for turn in range(1, 2_000):
         done += phase.calls(turn * envs, turn)
@@ -258,4 +258,4 @@ def test_bad_input_is_refused_at_construction() -> None:
     with pytest.raises(UserError, match=r"learning_starts = 40 must be at least 128"):
         OffPolicyLoop.check(agent(batch_length=64).hp, 2)
     with pytest.raises(UserError, match="raise buffer_size"):
-        agent(batch_length=64, learning_starts=500, buffer_size=60).replay(1)
+        agent(batch_length=64, learning_starts=500, buffer_size=60).sources(1)

@@ -121,7 +121,7 @@ def test_openai_es_update() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_returns_teach_nothing(name: str) -> None:
+def test_equal_returns_change_no_parameters(name: str) -> None:
     algorithm = make_algorithm(name, n_delta=4, weight_decay=0.0)
     state = algorithm.init_state(0)
     batch = {**generation(algorithm, 4), "returns": torch.full((4, 2), 500.0)}
@@ -146,7 +146,7 @@ def test_members_are_antithetic_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "box", "multi_discrete", "multi_binary"])
-def test_members_act_each_for_its_row(kind: str) -> None:
+def test_each_member_acts_on_its_own_row(kind: str) -> None:
     algorithm = make_algorithm("openai_es", kind, delta_std=2.0)
     state, obs = algorithm.init_state(0), torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     members = algorithm.members(state, algorithm.noise(KEY), torch.tensor([0, 1, 2, -1]))
@@ -272,7 +272,7 @@ class Listed(gym.Env[Any, Any]):
         return self._observe(), 1.0, bool(self.np_random.random() < 0.2), False, {}
 
 
-def test_normaliser_holds_all_states_up_to_the_last_generation(tmp_path: Path) -> None:
+def test_normaliser_contains_all_observations_up_to_the_last_generation(tmp_path: Path) -> None:
     config = config_for("ars", tmp_path, total_timesteps=400, num_envs=1, algo_kwargs={"n_delta": 3})
     trainer, counts = Trainer(config, env=Listed, progress=False), []
     Listed.acted_on.clear()
@@ -306,7 +306,7 @@ def test_seed_of_a_study_equals_the_seed_alone(name: str, tmp_path: Path) -> Non
         torch.testing.assert_close(together.learner.train.params["policy"][i], loop.learner.train.params["policy"][0])
 
 
-def test_alive_bonus_is_taken_out(tmp_path: Path) -> None:
+def test_alive_bonus_is_subtracted_from_scores(tmp_path: Path) -> None:
     config = config_for("ars", tmp_path, algo_kwargs={"alive_bonus_offset": -1.0}, total_timesteps=300)
     trainer = Trainer(config, progress=False)
     result = trainer.run()
@@ -317,7 +317,7 @@ def test_alive_bonus_is_taken_out(tmp_path: Path) -> None:
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
-def test_clear_errors(tmp_path: Path) -> None:
+def test_unsuitable_settings_and_spaces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="n_top = 9 must not be larger than n_delta = 8"):
         make_algorithm("ars", n_delta=8, n_top=9)
     with pytest.raises(UserError, match="gamma"):
@@ -337,7 +337,7 @@ def test_images_without_normalisation() -> None:
     assert algorithm.act_as(state, members, obs).shape == (2,)
 
 
-def test_stateful_shell(tmp_path: Path) -> None:
+def test_update_and_act_without_a_run(tmp_path: Path) -> None:
     algorithm = make_algorithm("ars", n_delta=2)
     before = algorithm.state.params["policy"].clone()
     noise = np.ones((2, algorithm.nets["policy"].size), np.float32)

@@ -170,7 +170,7 @@ def test_value_update_equals_plain_autograd(double: bool) -> None:
         torch.testing.assert_close(gradient[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_uneven_fractions_do_not_bend_the_values() -> None:
+def test_uneven_fractions_do_not_bias_the_values() -> None:
     """One state, rewards of -0.5 or 1.5, discount 0.8: the value is 0.5 / 0.2. Most fractions lie in the lower half;
     with targets that count alike it came out as -0.45."""
     torch.manual_seed(0)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import ACTION_SPECS, BATCH, OBS_DIM, batch_for, config_for, make_algorithm, random_actions, spec_for
 
-from rl_training.algorithms.base import Expert
-from rl_training.algorithms.imitation.gail import ExpertSource
+from rl_training.algorithms.expert import Expert
+from rl_training.algorithms.imitation.adversarial import ExpertSource
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_files import write_dataset
 from rl_training.errors import UserError
@@ -135,7 +135,7 @@ def test_best_discriminator_is_the_log_ratio_of_discounted_occupancies() -> None
     assert float(gradient(0.5 * flat).abs().max()) > 1e-3
 
 
-def test_expert_like_pairs_are_paid_more() -> None:
+def test_expert_like_pairs_get_a_higher_reward() -> None:
     algorithm: Any = make_algorithm("gail", discriminator_learning_rate=1e-2)
     state, batch = algorithm.init_state(0), labelled(algorithm, size=64)
     batch["states"][:, 0] += torch.where(batch["labels"] > 0, 4.0, -4.0)
@@ -270,7 +270,7 @@ def transitions(rows: int = 30, obs_dim: int = 4, actions: Any = None) -> Transi
         (transitions(obs_dim=3), r"observations have shape \(3,\); CartPole-v1 needs \(4,\)"),
     ],
 )
-def test_expert_data_that_does_not_fit(tmp_path: Path, dataset: TransitionDataset, words: str) -> None:
+def test_expert_data_of_another_space_is_refused(tmp_path: Path, dataset: TransitionDataset, words: str) -> None:
     write_dataset(dataset, tmp_path / "expert.npz")
     kwargs = {"dataset": {"kind": "npz", "path": str(tmp_path / "expert.npz")}}
     with pytest.raises(UserError, match=words):
@@ -309,7 +309,7 @@ def test_short_forms_of_the_recipe(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=words):
             recipe(**fields)
-    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).afterlife == 0.0
+    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).absorbing_steps == 0.0
 
 
 def test_discriminator_batch_must_divide_the_rollout(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_dagger_executes_a_mixture_and_stores_the_advice(kind: str) -> None:
     algorithm = with_expert(kind, beta=0.3)
     state = algorithm.init_state(0)
     obs = torch.randn(2000, OBS_DIM, generator=torch.Generator().manual_seed(1))
-    _, advice, _ = algorithm.expert.algorithm.select_action(algorithm.expert.state, (), obs, KEY, explore=False)
+    _, advice, _ = algorithm.expert.policy.select_action(algorithm.expert.state, (), obs, KEY, explore=False)
     advice = advice.clamp(-1, 1) if kind == "box" else advice
 
     def executed(beta: float) -> torch.Tensor:
@@ -383,7 +383,7 @@ def test_dagger_learns_from_its_expert_and_needs_a_fitting_one(tmp_path: Path) -
     recipe, expert, data = agent.algorithm.hp.expert, run.algorithm.expert, run.loop.learner.tree["data"]
     assert expert is not None
     obs = data["obs"][0, :200]
-    _, advice, _ = expert.algorithm.select_action(expert.state, (), obs, KEY, explore=False)
+    _, advice, _ = expert.policy.select_action(expert.state, (), obs, KEY, explore=False)
     assert torch.equal(data["expert_actions"][0, :200], advice)
     assert not torch.equal(data["actions"][0, :200], advice)  # the learner acted too
     assert (agent.predict(obs.numpy()) == advice.numpy()).mean() > 0.9

@@ -21,7 +21,7 @@ def moved(algorithm: Any, updates: int) -> Any:
     return state
 
 
-def test_the_policy_that_collects_is_lag_updates_old() -> None:
+def test_collecting_policy_lags_by_policy_lag_updates() -> None:
     algorithm = make_algorithm("impala", "discrete", policy_lag=2, learning_rate=0.05)
     states = [moved(algorithm, n) for n in range(5)]
     for n, state in enumerate(states):

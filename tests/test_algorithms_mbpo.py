@@ -21,7 +21,7 @@ from rl_training.ops.tree import tree_map
 KEY = rng.key_from_seed(2)
 
 
-def test_the_policy_is_exactly_sac() -> None:
+def test_policy_update_equals_sac() -> None:
     mbpo, sac = make_algorithm("mbpo", termination="none"), make_algorithm("sac")
     state = mbpo.init_state(0)
     own = sac.init_state(0)._replace(
@@ -50,7 +50,7 @@ def test_length_schedule() -> None:
 def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that adds 1 to every state, pays the first number and ends at 3."""
     mbpo: Any = make_algorithm("mbpo", rollout_batch=4, synthetic_buffer_size=20, termination="none")
-    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    source: SyntheticReplay = mbpo.sources(1)["synthetic"]
     data, state = source.init(1, torch.device("cpu")), mbpo.init_state(0)
 
     def step(state: Any, obs: torch.Tensor, actions: torch.Tensor, key: torch.Tensor) -> Imagined:
@@ -90,7 +90,7 @@ def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pyt
 
 def test_synthetic_ring_keeps_the_newest() -> None:
     mbpo: Any = make_algorithm("mbpo", rollout_batch=3, synthetic_buffer_size=5)
-    source: SyntheticReplay = mbpo.sources()["synthetic"]
+    source: SyntheticReplay = mbpo.sources(1)["synthetic"]
     data = source.init(1, torch.device("cpu"))
     for t in range(4):
         number = torch.arange(3.0) + 3 * t
@@ -120,7 +120,7 @@ def test_share_of_real_rows() -> None:
     assert parts(0.0) == ("synthetic", None, None)
 
 
-def test_refuses_what_makes_no_sense() -> None:
+def test_unsuitable_settings_are_refused() -> None:
     for fields, message in (
         ({"rollout_length": 0}, "rollout_length = 0: .*greater than or equal to 1"),
         ({"real_ratio": 1.2}, "real_ratio = 1.2: .*less than or equal to 1"),

@@ -296,10 +296,10 @@ def test_decision_transformer_in_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="reward of its last action"):
         agent.predict(obs)
     agent.predict(obs, reward=-3.0)
-    assert float(agent.memory.carry["returns"][0, -1]) == pytest.approx(best + 3.0, rel=1e-5)
+    assert float(agent.episodes.carry["returns"][0, -1]) == pytest.approx(best + 3.0, rel=1e-5)
     agent.reset()
     agent.predict(obs)
-    assert int(agent.memory.carry["count"][0]) == 1
+    assert int(agent.episodes.carry["count"][0]) == 1
 
 
 def test_evaluation_tells_what_was_paid() -> None:

@@ -55,7 +55,7 @@ def test_coloured_noise(horizon: int) -> None:
         assert neighbours(3.0) > neighbours(1.0) > 0.2  # redder is smoother
 
 
-def test_shift() -> None:
+def test_shifted_plan_repeats_its_last_action() -> None:
     assert shift_plan(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist() == [2.0, 3.0, 3.0]
 
 
@@ -106,7 +106,7 @@ def test_particles_that_ended_earn_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert float(returns) == pytest.approx(2.0)  # 0 -> 1 -> 2: the second step is the last that is paid
 
 
-def test_the_plan_is_carried_on() -> None:
+def test_shifted_plan_is_where_the_next_search_begins() -> None:
     pets: Any = make_algorithm("pets")
     state, obs = pets.init_state(0), batch_for(pets)["obs"]
     carry, action, _ = pets.select_action(state, pets.init_carry(len(obs)), obs, KEY, explore=True)

@@ -46,7 +46,7 @@ def trainer(algo: str, tmp_path: Path, **changes: Any) -> Trainer:
 # --- recurrent PPO ---------------------------------------------------------------------------------------------------
 
 
-def test_ppo_outlook_equals_a_walk() -> None:
+def test_ppo_outlook_equals_a_step_by_step_loop() -> None:
     """Values, next values and advantages of a rollout with ends inside it, one step at a time."""
     algorithm: Any = make_algorithm("recurrent_ppo", sequence_length=4)
     state, (steps, envs) = algorithm.init_state(0), (8, 3)
@@ -145,7 +145,7 @@ R2D2 = {"stored_state": True, "burn_in": 2, "value_rescaling": True, "double": T
 
 
 @pytest.mark.parametrize("options", [{}, {"burn_in": 3, "cell": "gru"}, R2D2], ids=["drqn", "burn_in", "r2d2"])
-def test_update_equals_a_walk(options: dict[str, Any]) -> None:
+def test_update_equals_a_step_by_step_loop(options: dict[str, Any]) -> None:
     """One plain gradient step against sequences walked one by one, with autograd on the walk."""
     fields = {**SMALL, "sequence_length": 3, "optimizer": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, **options}
     algorithm = DRQN(SPEC, **fields)
@@ -220,16 +220,16 @@ def test_rescaled_agents_report_values_in_units_of_the_return() -> None:
     torch.testing.assert_close(scaled.value(scaled.init_state(0), obs), h_inverse(q).amax(-1), **NEAR)
 
 
-def test_own_network_and_memory_outside_a_run() -> None:
+def test_own_network_keeps_its_carry_outside_a_run() -> None:
     algorithm = DRQN(q_network=MLPRecurrentQNetwork(2, 3, [6], units=5))
     obs = torch.randn(4, 2)
     first = algorithm.act(obs, deterministic=True)
-    carry = algorithm.memory.carry
+    carry = algorithm.shell.episodes.carry
     assert carry.shape == (4, 10)
     algorithm.act(obs, deterministic=True)
-    assert not torch.equal(algorithm.memory.carry, carry)
+    assert not torch.equal(algorithm.shell.episodes.carry, carry)
     assert (algorithm.act(obs, deterministic=True, episode_start=True) == first).all()
-    torch.testing.assert_close(algorithm.memory.carry, carry)
+    torch.testing.assert_close(algorithm.shell.episodes.carry, carry)
     with pytest.raises(UserError, match="returns one recurrent value per action"):
         DRQN(q_network=MLPQNetwork(2, 3))
 
@@ -256,7 +256,7 @@ def test_learning_must_start_late_enough(tmp_path: Path) -> None:
 # --- the carry in the engine -----------------------------------------------------------------------------------------
 
 
-def test_replay_holds_the_states_the_policy_had(tmp_path: Path) -> None:
+def test_replay_stores_the_states_that_the_policy_acted_with(tmp_path: Path) -> None:
     """Every stored state, walked to from the start of its episode through the stored observations."""
     kwargs = {"burn_in": 2, "overlap": 0, "learning_starts": 1000, "buffer_size": 800}
     run = trainer("r2d2", tmp_path, total_timesteps=400, algo_kwargs=kwargs)
@@ -324,22 +324,22 @@ def play(agent: Agent, env: gym.Env[Any, Any], obs: Any) -> float:
     return total
 
 
-def test_rows_can_start_anew(trained: Path) -> None:
+def test_single_rows_can_begin_a_new_episode(trained: Path) -> None:
     agent = Agent.load(trained, device="cpu")
     obs = np.array([[0.1, 0.02], [-0.1, 0.1], [0.0, -0.1]], np.float32)
     agent.predict(obs)
-    first = agent.memory.carry
+    first = agent.episodes.carry
     agent.predict(obs)
-    second = agent.memory.carry
+    second = agent.episodes.carry
     before = agent.value(obs)
-    assert agent.memory.carry is second  # asking for a value is not remembered
+    assert agent.episodes.carry is second  # asking for a value is not remembered
     agent.predict(obs, episode_start=[True, False, True])
-    mixed = agent.memory.carry
+    mixed = agent.episodes.carry
     torch.testing.assert_close(mixed[[0, 2]], first[[0, 2]])
     assert not torch.allclose(mixed[1], first[1], atol=1e-5)
     agent.reset()
     assert not np.allclose(agent.value(obs), before)
-    agent.memory.carry = second
+    agent.episodes.carry = second
     assert np.allclose(agent.value(obs), before)
     with pytest.raises(UserError, match="remembers 3 running episodes, and these are 1 observation; call reset"):
         agent.predict(obs[0])

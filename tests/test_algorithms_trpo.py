@@ -138,7 +138,7 @@ def test_line_search_shortens_and_rejects(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(new.params["actor"], state.params["actor"])
 
 
-def test_no_advantage_moves_nothing() -> None:
+def test_zero_advantages_leave_the_policy_unchanged() -> None:
     algorithm = make_algorithm("trpo", "box")
     state = algorithm.init_state(0)
     batch = {**on_policy_batch(algorithm, state), "advantages": torch.zeros(23)}

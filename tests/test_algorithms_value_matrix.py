@@ -56,7 +56,7 @@ def test_every_combination_trains(
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("double", [False, True])
-def test_every_rule_serves_every_head(head: str, rule: str, double: bool) -> None:
+def test_every_target_rule_works_with_every_head(head: str, rule: str, double: bool) -> None:
     """The expected target is the rule applied to expected values, whatever the head."""
     fields = {**SMALL[head], "v_min": -50.0, "v_max": 50.0, "num_atoms": 401} if head == "c51_dqn" else SMALL[head]
     algorithm = make_algorithm(head, target_rule=rule, double=double, rule_temperature=0.5, **fields)

@@ -351,7 +351,7 @@ class Writes(TorchDispatchMode):
 def test_a_step_writes_to_every_column_of_the_replay_once(name: str) -> None:
     """A compiled graph that writes to a tensor twice copies all of it: a gigabyte, for images, at every step."""
     algorithm = make_algorithm(name, registry.entry(name).actions[0])
-    store = algorithm.replay(algorithm.num_envs) or make_replay(algorithm, algorithm.num_envs)
+    store = algorithm.sources(algorithm.num_envs).get("replay") or make_replay(algorithm, algorithm.num_envs)
     learner = Learner(algorithm, store, [0], 1_000, Executor("eager", torch.device("cpu")))
     columns = {k: x for k, x in tree_items(learner.tree["data"]) if x.shape[1:2] >= (store.rows // 8,)}
     with torch.no_grad(), Writes() as writes:

@@ -16,7 +16,7 @@ from rl_training.cli import main
 from rl_training.data import load_transition_dataset
 from rl_training.data.dataset import RewardRule
 from rl_training.data.replay import Replay
-from rl_training.data.source import LikeDataset
+from rl_training.data.source import MatchedReplay
 from rl_training.data.storage import transition_columns
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
@@ -44,7 +44,7 @@ def online_config(offline_run: Path, folder: Path, **changes: Any) -> Any:
     return fine_tune_config(offline_run, 60, **{**fixed, "algo_kwargs": kwargs, **changes})
 
 
-def test_networks_are_taken_over_and_the_clock_is_not(offline_run: Path, tmp_path: Path) -> None:
+def test_networks_are_copied_and_counters_start_at_zero(offline_run: Path, tmp_path: Path) -> None:
     config = online_config(offline_run, tmp_path)
     assert config.algo == "iql_online"
     assert config.algo_kwargs["dataset"]["reward_scale"] == 0.1
@@ -59,7 +59,7 @@ def test_networks_are_taken_over_and_the_clock_is_not(offline_run: Path, tmp_pat
     trainer.envs.close()
 
 
-def test_which_seed_starts_from_which() -> None:
+def test_each_seed_starts_from_its_own_seed_or_the_only_one() -> None:
     assert _rows("run", [7], [1, 2]) == [0, 0]
     assert _rows("run", [3, 4, 5], [5, 3]) == [2, 0]
     with pytest.raises(UserError, match="seed 9 is not"):
@@ -113,7 +113,9 @@ def test_finetune_command(capsys: pytest.CaptureFixture[str], offline_run: Path,
         ({"init_from": "nowhere", "algo": "iql"}, "nowhere"),
     ],
 )
-def test_what_cannot_be_taken_over(offline_run: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_checkpoints_that_do_not_fit_are_refused(
+    offline_run: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     fields = {"algo": "iql_online", "init_from": str(offline_run), **changes}
     kwargs = {} if fields["algo"] == "sac" else {"dataset": {"size": 200}}
     kwargs |= fields.pop("algo_kwargs", {})
@@ -122,18 +124,18 @@ def test_what_cannot_be_taken_over(offline_run: Path, tmp_path: Path, changes: d
     assert "\n" not in str(error.value)
 
 
-def test_only_some_can_go_on(tmp_path: Path) -> None:
+def test_only_algorithms_with_an_online_form_can_be_finetuned(tmp_path: Path) -> None:
     run = Trainer(config_for("bc", tmp_path, env_id="Pendulum-v1", total_timesteps=5), progress=False).run()
     with pytest.raises(UserError, match="awac, cal_ql, iql"):
         fine_tune_config(run.run_dir, 10)
 
 
-def test_replay_beside_a_dataset() -> None:
+def test_matched_replay_has_the_datasets_rewards_and_returns() -> None:
     """Rewards under the dataset's rule; returns to the end of the episode where it was seen, by hand."""
     spec = make_algorithm("sac").spec
     replay = Replay(transition_columns(spec), 10, 1, gamma=0.5)
     data = replay.init(1, torch.device("cpu"))
-    source = LikeDataset(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
+    source = MatchedReplay(replay, RewardRule(2.0, 1.0, (0.0, 20.0)), horizon=3)
     rewards = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     ends = {4: "terminated", 7: "truncated"}
     lost = 9  # a worker broke after this row
@@ -158,14 +160,14 @@ def test_replay_beside_a_dataset() -> None:
         assert float(batch["returns"][row]) == pytest.approx(expected)
 
 
-def test_mixed_batches_have_one_unit(tmp_path: Path) -> None:
+def test_mixed_batches_have_one_reward_scale(tmp_path: Path) -> None:
     """cal_ql reads returns: of the dataset and of the replay, both with the dataset's scale."""
     kwargs = {"dataset": {"size": 200, "reward_scale": "return_range"}, "learning_starts": 10}
     trainer = Trainer(config_for("cal_ql_online", tmp_path, algo_kwargs=kwargs), progress=False)
     trainer.loop.advance(8)
     learner = trainer.loop.learner
     raw = load_transition_dataset("random", env_id="Pendulum-v1", size=200)
-    scale = learner.sources["mixed"].first.rule.scale
+    scale = learner.sources["replay"].first.rule.scale
     assert scale == pytest.approx(1000.0 / np.ptp(raw.episode_returns()))
     with torch.no_grad():
         batch = learner.per_seed(lambda *a: learner.sample_one(learner.phases[0], *a))(

@@ -96,7 +96,7 @@ def test_exact_step_budget(name: str, total: int, envs: int, tmp_path: Path) -> 
     offline = registry.entry(name).loop == "offline"  # there the last update is the last step
     last = (total - 1) / total if offline else 1.0
     assert state["train.progress"].tolist() == pytest.approx([last])
-    if all(phase.learns for phase in run.algorithm.phases()):
+    if all(phase.learns for phase in run.loop.learner.phases):
         assert state["train.step"].tolist() == [result.summary["gradient_steps"]]
     else:  # phases that fit nothing advance the counter too
         assert state["train.step"].item() >= result.summary["gradient_steps"] > 0

@@ -1,6 +1,7 @@
-"""Bare algorithms by name: `from rl_training.algorithms import DQN`, then `DQN(q_network=...).update(batch)`.
+"""Bare algorithms by name: `from rl_training.algorithms import DQN`, then `DQN(q_network=...).update(batch)`. There is
+also `train_<algo>(config)` for each of them.
 
-Also `train_<algo>(config)` for each of them."""
+`rl_training.DQN` is the managed class: it takes a TrainConfig, and trains, saves and evaluates."""
 
 from __future__ import annotations
 

@@ -1,209 +1,67 @@
-"""What an algorithm is: networks, a pure `train_step`, a pure `select_action`; and, written once, its stateful shell.
+"""The base class of every algorithm: settings, networks, a pure `train_step` and a pure `select_action`.
 
-Everything an algorithm changes is in `TrainState`, a tree of tensors. `train_step` takes one and returns a new one, so
-the runtime can compile it, capture it, run it for many seeds (`vmap`), save it and compare it.
+Everything that an algorithm changes is in `TrainState`, a tree of tensors. `train_step` takes one and returns a new
+one, so the runtime can compile it, capture it, run it for many seeds (`vmap`), save it and compare it.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from fractions import Fraction
-from typing import Any, ClassVar, Generic, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.hyper import H, Hyper, OfflineHyper, parse_hyper
-from rl_training.data.dataset import DatasetSource, TransitionDataset
-from rl_training.data.source import Source
+from rl_training.algorithms.expert import Expert
+from rl_training.algorithms.hyper import H, Hyper, NetworkHyper, OffPolicyHyper, parse_hyper
+from rl_training.algorithms.phases import ReplayPhase, RolloutPhase
+from rl_training.algorithms.shell import Shell, UpdateResult
+from rl_training.algorithms.state import Aux, Obs, TrainState, Tree
+from rl_training.data.dataset import TransitionDataset
 from rl_training.data.storage import Batch, Columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.nets import Net
 from rl_training.ops.optim import Optimizer
-from rl_training.ops.tree import tree_items, tree_leaves, tree_map
-from rl_training.spec import ActionKind, ArraySpec, EnvSpec
+from rl_training.ops.tree import tree_map
+from rl_training.spec import ActionKind, EnvSpec
 
-Obs = Any  # a tensor, or a dict of tensors
-Tree = Any
+__all__ = ["Algorithm", "Aux", "Obs", "TrainState", "Tree", "UpdateResult"]
 
-_INIT, _SHELL_UPDATE, _SHELL_ACT = 101, 102, 103  # random streams of this module
-
-
-class TrainState(NamedTuple):
-    """All that learning changes; every leaf a tensor, with a leading seed axis inside a study."""
-
-    params: dict[str, Tensor]  # network -> flat vector
-    target: dict[str, Tensor]  # the slow copies
-    opt: dict[str, dict[str, Tensor]]  # optimiser moments
-    extra: dict[str, Any]  # normalisers, temperatures, ...
-    step: Tensor  # gradient steps taken, int64
-    progress: Tensor  # share of the planned environment steps taken, for schedules
-
-
-class Aux(NamedTuple):
-    metrics: dict[str, Tensor]
-    priority: Tensor | None = None  # per sample, for prioritised replay
-    rows: Batch | None = None  # what the step gives to the sink of its phase
-
-
-class Again(NamedTuple):
-    """Go back to the phase `phase`, until `done(state)` holds for every seed."""
-
-    phase: str
-    done: Callable[[TrainState], Tensor]
-
-
-class Phase(NamedTuple):
-    """One kind of update in a training loop: `times` calls of `step` on batches of `source`, every `every` turns.
-
-    On-policy, a turn is a rollout and `times` are epochs of shuffled minibatches of `batch_size` rows (none: the
-    whole rollout at once, in order); `also: ("prior", n)` adds n rows of the algorithm's fixed data to each, and the
-    source `prior` reads such rows alone, `times` batches of them. A `window` of more than one rollout keeps `columns`
-    of that many for the phase, and `begin` may add columns to them before the first epoch.
-    """
-
-    name: str
-    step: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]]
-    source: str | None = "replay"  # none: the step needs no batch
-    every: int = 1
-    times: int | Callable[[int], int] = 1  # or a function of the environment steps taken
-    rate: Fraction | None = None  # instead of `times`: calls a turn, on average; exact over any number of turns
-    batch_size: int | None = None  # rows of a batch; none: the algorithm's own, and the whole rollout on-policy
-    also: tuple[str, int] | None = None  # a second source, and the rows from it that follow in each batch
-    sink: str | None = None  # a source that takes `aux.rows`; the step finds its "frontier", if any, in the batch
-    at_start: bool = False  # also at the first turn that learns
-    clock: Callable[[TrainState], Tensor] | None = None  # what batches change with; none: the step counter
-    again: Again | None = None
-    between: Callable[[TrainState, Batch, Tensor], tuple[TrainState, Aux]] | None = None
-    period: int = 1  # `step` at the first of so many calls, `between` at the others: two graphs, none with idle work
-    learns: bool = True  # its calls count as gradient steps
-    window: int = 1
-    columns: tuple[str, ...] = ()
-    begin: Callable[[TrainState, Batch], Batch] | None = None
-
-    def calls(self, env_steps: int, turn: int) -> int:
-        if self.rate is not None:  # whole calls by the end of this turn, less those by the end of the last
-            return turn * self.rate.numerator // self.rate.denominator - (
-                (turn - 1) * self.rate.numerator // self.rate.denominator
-            )
-        return self.times(env_steps) if callable(self.times) else self.times
-
-    @property
-    def kinds(self) -> dict[str, Phase]:
-        """The functions of a phase, by name, as phases of one function each."""
-        if self.between is None:
-            return {self.name: self}
-        return {self.name: self, f"{self.name}/between": self._replace(step=self.between)}
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Where its batches come from, and where its rows go."""
-        names = (self.source, self.also[0] if self.also else None, self.sink)
-        return tuple(dict.fromkeys(name for name in names if name is not None))
-
-
-class Memory:
-    """The carry of a policy that is used outside a run, where nobody else keeps it: one row for each observation of a
-    batch. Feed-forward policies have none to keep."""
-
-    def __init__(self, algorithm: Algorithm[Any]) -> None:
-        self.algorithm = algorithm
-        self.carry: Tree = None
-
-    def reset(self) -> None:
-        """Forget everything: the next observations are the first of their episodes."""
-        self.carry = None
-
-    def read(self, rows: int, episode_start: Any = None) -> Tree:
-        """The carry to act on `rows` observations with; rows that begin an episode start anew."""
-        device = self.algorithm.device
-        fresh = tree_map(lambda x: x.to(device), self.algorithm.init_carry(rows))
-        if not self.algorithm.recurrent or self.carry is None:
-            return fresh
-        held = len(tree_leaves(self.carry)[0])
-        starts = None if episode_start is None else torch.as_tensor(np.asarray(episode_start, np.bool_)).to(device)
-        if starts is not None and starts.numel() not in (1, rows):
-            raise UserError(f"episode_start has {starts.numel()} entries for {rows} observations")
-        if starts is not None and bool(starts.all()):
-            return fresh
-        if held != rows:
-            raise UserError(
-                f"{self.algorithm.name} remembers {held} running episode{'s' * (held > 1)}, and these are {rows}"
-                f" observation{'s' * (rows > 1)}; call reset() where new episodes begin"
-            )
-        if starts is None:
-            return self.carry
-        return tree_map(lambda new, old: torch.where(rows_like(starts.expand(rows), old), new, old), fresh, self.carry)
-
-    def write(self, carry: Tree) -> None:
-        if self.algorithm.recurrent:
-            self.carry = carry
-
-
-def count_rows(obs: Obs) -> int:
-    """Observations in a batch."""
-    return tree_leaves(obs)[0].shape[0]  # not len(): that would fix the number in an exported graph
-
-
-def rows_like(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask [N] that broadcasts against [N, ...]."""
-    return mask.view(-1, *([1] * (x.ndim - 1)))
-
-
-def check_normalisable(spec: EnvSpec, asked: bool) -> None:
-    """Running statistics of observations are kept for vectors only."""
-    observation = spec.unmasked.observation
-    if asked and not (isinstance(observation, ArraySpec) and len(observation.shape) == 1):
-        raise UserError(
-            "normalize_observations needs a vector observation (images are scaled by the network): set it to false"
-        )
-
-
-class Expert(NamedTuple):
-    """A trained policy that does not change."""
-
-    algorithm: Algorithm[Any]
-    state: TrainState
-
-    def content_hash(self) -> str:
-        """SHA-256 over the name of its algorithm and all tensors that it acts with."""
-        digest = hashlib.sha256(self.algorithm.name.encode())
-        for name, x in tree_items({"params": self.state.params, "extra": self.state.extra}):
-            digest.update(f"{name} {x.dtype} {tuple(x.shape)};".encode() + x.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-
-class UpdateResult(NamedTuple):
-    metrics: dict[str, float]
-    num_gradient_steps: int
+_INIT = 101  # random stream
+_MANAGED = {"config", "algo", "env", "env_id", "env_fn", "total_timesteps"}  # arguments of the managed class
 
 
 class Algorithm(Generic[H]):
-    """Base class. An algorithm's file defines `Hyper`, `networks`, `train_step` and `select_action`."""
+    """An algorithm's file defines its settings (`Hyper`) and a subclass with `networks`, `train_step`, `select_action`
+    and `value`. `H` is the type of the settings, `self.hp`."""
 
     Hyper: ClassVar[type[Hyper]]
     name: ClassVar[str]
-    actions: ClassVar[tuple[ActionKind, ...]]  # action spaces it can handle
-    bounded_actions: ClassVar[bool] = False  # must a Box of actions have bounds, which [-1, 1] is scaled to?
-    vector_observations: ClassVar[bool] = False  # must observations be plain vectors?
-    masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
-    targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
-    recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
-    compiled_whole: ClassVar[bool] = True  # is its update compiled as one graph? If not, pieces of it are
-    unrolled: ClassVar[bool] = False  # does that graph hold a recurrent loop written out? It then takes long to compile
-    network_argument: ClassVar[str] = "model"  # name under which a ready-made network is handed in
     defaults: ClassVar[dict[str, Any]] = {}  # a variant is the same class with other defaults
-    sees_rewards: ClassVar[bool] = False  # must its carry be told the reward of each step?
-    reads: ClassVar[tuple[str, ...]] = ()  # columns of a dataset beside the usual ones: returns, next_actions
-    takes: ClassVar[tuple[str, ...]] = ()  # columns of batches that are no transitions; the first has a row each
+    # The environments that it accepts.
+    actions: ClassVar[tuple[ActionKind, ...]]
+    bounded_actions: ClassVar[bool] = False  # a Box of actions must have bounds, which [-1, 1] is scaled to
+    vector_observations: ClassVar[bool] = False  # observations must be plain vectors
+    masks: ClassVar[bool] = False  # it obeys an environment's action mask
+    # Its networks and its update.
+    targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
+    network_argument: ClassVar[str] = "model"  # the argument that takes a ready-made network
+    compiled_as: ClassVar[Literal["graph", "unrolled", "pieces"]] = "graph"
+    """The whole update as one graph, one graph with a recurrent loop written out (slow to compile), or only pieces."""
+    batch_columns: ClassVar[tuple[str, ...]] = ()  # columns of a batch that is not made of transitions, rows first
+    dataset_columns: ClassVar[tuple[str, ...]] = ()  # more columns to read from a dataset: returns, next_actions
+    # Its policy.
+    recurrent: ClassVar[bool] = False  # it remembers earlier observations; exploration noise does not count
+    sees_rewards: ClassVar[bool] = False  # `observe` must be told the reward of each step
+
     dataset: TransitionDataset | None = None  # what the recipe in the settings stands for; set before training
     expert: Expert | None = None  # likewise
 
     def __init__(self, spec: EnvSpec | None = None, *, seed: int = 0, device: str | torch.device = "cpu",
                  num_envs: int = 1, **fields: Any) -> None:  # fmt: skip
+        self._refuse_managed_arguments(spec, fields)
         given: nn.Module | None = fields.pop(self.network_argument, None)
         self.hp: H = parse_hyper(self.Hyper, {**self.defaults, **fields}, self.name)  # type: ignore[assignment]
         if spec is None:
@@ -212,13 +70,9 @@ class Algorithm(Generic[H]):
             spec = self.spec_of(given)
         self.spec, self.seed, self.device, self.num_envs = spec, seed, torch.device(device), num_envs
         self.check(spec)
-        self.modules = self.named_networks(given) if given is not None else self.seeded_networks(seed)
+        self.modules = self.named_networks(given) if given is not None else self._seeded_networks(seed)
         self.nets = {name: Net(module).to(self.device) for name, module in self.modules.items()}
         self._given = given is not None
-        self._state: TrainState | None = None
-        self._acted = 0
-        self.memory = Memory(self)
-        self._td_errors: Tensor | None = None
         self.setup()
 
     # --- what an algorithm defines -----------------------------------------------------------------------------
@@ -228,14 +82,14 @@ class Algorithm(Generic[H]):
         raise NotImplementedError
 
     def setup(self) -> None:
-        """Things derived from the hyper-parameters once: optimisers, distributions, supports."""
+        """Derive things from the settings once: optimisers, distributions, supports."""
 
     def init_extra(self) -> dict[str, Any]:
         """State beside networks and optimisers."""
         return {}
 
     def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """One optimiser a network; override for more."""
+        """One optimiser for each network; override for more."""
         return {name: self.optimizer().init(flat) for name, flat in params.items()}
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
@@ -248,58 +102,45 @@ class Algorithm(Generic[H]):
         """(carry, actions [B, ...], extra columns to store), pure."""
         raise NotImplementedError
 
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        """The critic's estimate of the return from obs under the policy: [B]. Recurrent ones also take `carry=`."""
+        raise UserError(f"{self.name} learns a policy only: it has no critic, so there is no value to return")
+
+    def phases(self) -> tuple[ReplayPhase, ...]:
+        """Off-policy and offline: what a turn of the loop does. Most algorithms have one phase; MBPO has five."""
+        if isinstance(self.hp, OffPolicyHyper):
+            every, times = self.hp.train_freq, self.hp.updates_per_block(self.num_envs)
+            return (ReplayPhase("update", self.train_step, every=every, times=times),)
+        return (ReplayPhase("update", self.train_step),)
+
+    def sources(self, num_envs: int) -> dict[str, Any]:
+        """Where batches come from, by the name that phases use. The usual replay (offline: the dataset) is there
+        already; an entry `replay` takes its place. `prior` is the fixed data of an on-policy algorithm."""
+        return {}
+
+    def rollout_phases(self) -> tuple[RolloutPhase, ...]:
+        """On-policy: what is learned from each rollout."""
+        raise NotImplementedError
+
     def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
         """On-policy: turn a rollout [T, N, ...] into the batch [T * N, ...] that minibatches are cut from."""
         raise NotImplementedError
 
-    def phases(self) -> tuple[Phase, ...]:
-        """What a turn of the off-policy loop does. Most algorithms have one phase on replay; MBPO has three."""
-        hp: Any = self.hp
-        if isinstance(hp, OfflineHyper):
-            return (Phase("update", self.train_step),)
-        return (Phase("update", self.train_step, every=hp.train_freq, times=hp.updates_per_block(self.num_envs)),)
-
-    def sources(self) -> dict[str, Source]:
-        """Batches for phases beside the replay of the run, by the name that phases use."""
-        return {}
-
-    def prior(self) -> tuple[Source, float] | None:
-        """Fixed data that the phases on `mixed` see beside the replay, and its share of each batch. On-policy phases
-        name it `prior`, with a number of rows."""
-        return None
-
-    def offline_source(self) -> Source:
-        """Offline: how batches are cut from the dataset."""
-        assert self.dataset is not None
-        return DatasetSource(self.dataset, self.hp.gamma, self.reads)
-
-    def beside_prior(self, replay: Any) -> Source:
-        """The replay as the phases on `mixed` see it."""
-        return replay  # type: ignore[no-any-return]
-
     def init_carry(self, batch: int) -> Tree:
-        """Recurrent state at the start of an episode; () for feed-forward policies."""
+        """The carry at the start of an episode; () where a policy carries nothing from step to step."""
         return ()
 
     def observe(self, carry: Tree, rewards: Tensor) -> Tree:
         """The carry after a step that paid `rewards` [B]; called where `sees_rewards`."""
         return carry
 
-    def acted(self, carry: Tree, actions: Tensor) -> Tree:
-        """The carry after `select_action` when other actions [B, ...] were taken than those it chose."""
+    def replace_actions(self, carry: Tree, actions: Tensor) -> Tree:
+        """The carry after `select_action`, if `actions` [B, ...] were taken instead of the ones it chose."""
         return carry
 
     def extra_columns(self) -> Columns:
-        """What `select_action` gives beside the actions, to be stored with each transition: shape and type by name."""
+        """Shape and type, by name, of what `select_action` wants stored with each transition."""
         return {}
-
-    def replay(self, num_envs: int) -> Any:
-        """Off-policy: a store of its own kind (sequences); None for transitions, as the hyper-parameters say."""
-        return None
-
-    def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """The critic's estimate of the return from obs under the policy: [B]. Recurrent ones also take `carry=`."""
-        raise NotImplementedError
 
     def spec_of(self, network: nn.Module) -> EnvSpec:
         """The spec that a ready-made network implies."""
@@ -315,7 +156,7 @@ class Algorithm(Generic[H]):
     # --- shared ------------------------------------------------------------------------------------------------
 
     def check(self, spec: EnvSpec) -> None:
-        """Fail at construction, in the user's words."""
+        """Raise UserError for an environment that the algorithm does not accept."""
         if spec.action.kind not in self.actions:
             kinds = " or ".join(k.replace("_", "-") for k in self.actions)
             article = "a bounded" if kinds == "box" else "a"
@@ -328,19 +169,22 @@ class Algorithm(Generic[H]):
             raise UserError(f"{self.name} needs vector observations; {spec.env_id} has {seen}")
 
     def optimizer(self, **changes: Any) -> Optimizer:
-        hp: Any = self.hp
+        """The optimiser of the settings."""
+        hp = self.hp
+        assert isinstance(hp, NetworkHyper), f"{self.name} has no settings for an optimiser"
         fields = {"kind": hp.optimizer, "eps": hp.adam_eps, "weight_decay": hp.weight_decay,
                   "max_grad_norm": hp.max_grad_norm or None}  # fmt: skip
         return Optimizer(**{**fields, **changes})
 
-    def seeded_networks(self, seed: int) -> dict[str, nn.Module]:
-        """Networks whose initial weights depend on the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.key_from_seed(seed, _INIT)))
-            return self.networks(self.spec)
+    def make_part(self, kind: type[A]) -> A:
+        """An algorithm of another kind that this one is built around, with the settings that both have."""
+        shared = {
+            name: getattr(self.hp, name) for name in kind.Hyper.model_fields if name in type(self.hp).model_fields
+        }
+        return kind(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **shared)
 
     def init_state(self, seed: int) -> TrainState:
-        modules = self.modules if self._given else self.seeded_networks(seed)
+        modules = self.modules if self._given else self._seeded_networks(seed)
         params = {name: net.flatten(modules[name]).to(self.device) for name, net in self.nets.items()}
         return TrainState(
             params=params,
@@ -351,94 +195,51 @@ class Algorithm(Generic[H]):
             progress=torch.zeros((), device=self.device),
         )
 
-    # --- the stateful shell: an algorithm object used on its own -------------------------------------------------
+    def _seeded_networks(self, seed: int) -> dict[str, nn.Module]:
+        """Networks whose initial weights depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.key_from_seed(seed, _INIT)))
+            return self.networks(self.spec)
+
+    def _refuse_managed_arguments(self, spec: Any, fields: dict[str, Any]) -> None:
+        name, managed = type(self).__name__, sorted(_MANAGED & set(fields))
+        if managed or not (spec is None or isinstance(spec, EnvSpec)):
+            given = managed[0] if managed else f"a {type(spec).__name__}"
+            raise UserError(
+                f"rl_training.algorithms.{name} is the bare algorithm and does not take {given}: it takes an EnvSpec or"
+                f" {self.network_argument}=..., and settings by name; rl_training.{name} takes a TrainConfig"
+            )
+
+    # --- use without a run: see `Shell` ----------------------------------------------------------------------------
+
+    @cached_property
+    def shell(self) -> Shell:
+        return Shell(self)
 
     @property
     def state(self) -> TrainState:
-        if self._state is None:
-            self._state = self.init_state(self.seed)
-        return self._state
+        return self.shell.state
 
-    @state.setter
-    def state(self, value: TrainState) -> None:
-        self._state = value
-
-    def _observation(self, x: Any) -> Obs:
-        """On the device, and numbers of any kind as the float32 that networks read; images stay bytes."""
-
-        def read(part: Tensor) -> Tensor:
-            return part if part.dtype == torch.uint8 and part.ndim > 2 else part.to(torch.float32)
-
-        return tree_map(read, self._tensor(x))
-
-    def _tensor(self, x: Any) -> Any:
-        """On the device; a dict (mixed observations) part by part."""
-        if isinstance(x, dict):
-            return {name: self._tensor(part) for name, part in x.items()}
-        tensor = torch.as_tensor(x, device=self.device)
-        return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
-
-    def standard_batch(self, batch: Batch) -> Batch:
-        """A user's batch in the form that `train_step` reads: `dones` become discounts, weights default to 1."""
-        out: Batch = self._tensor(batch)
-        out |= {name: self._observation(out[name]) for name in ("obs", "next_obs") if name in out}
-        if missing := sorted(set(self.takes) - set(out)):
-            raise UserError(f"{self.name}: the batch needs {', '.join(missing)}; it has {', '.join(sorted(out))}")
-        if not self.takes and "advantages" not in out:  # raw transitions; what `prepare` made of a rollout is complete
-            done = out.pop("dones", out.pop("terminated", None))
-            rows = {name: count_rows(out[name]) for name in ("obs", "actions", "rewards") if name in out}
-            if len(rows) < 3 or len(set(rows.values())) > 1:
-                counted = ", ".join(f"{n} {name}" for name, n in rows.items())
-                raise UserError(f"the batch needs as many obs as actions and rewards; it has {counted or 'none'}")
-            if "discounts" not in out:
-                if done is None:
-                    raise UserError("the batch needs 'discounts', or 'dones' (true where the episode terminated)")
-                out["discounts"] = self.hp.gamma * (1.0 - done.to(torch.float32))
-            out["rewards"] = out["rewards"].to(torch.float32)
-        if "weights" not in out:
-            out["weights"] = torch.ones(len(out[(*self.takes, "actions")[0]]), device=self.device)
-        return out
-
-    @torch.no_grad()
     def update(self, batch: Batch, *, global_step: int = 0) -> UpdateResult:
-        """One gradient step on a batch of arrays or tensors; returns plain numbers."""
-        key = rng.fold(rng.key_from_seed(self.seed, _SHELL_UPDATE).to(self.device), self.state.step)
-        self.state, aux = self.train_step(self.state, self.standard_batch(batch), key)
-        self._td_errors = aux.priority
-        for name, net in self.nets.items():
-            net.write_to(self.modules[name], self.state.params[name])
-        return UpdateResult({k: float(v) for k, v in aux.metrics.items()}, 1)
+        """One gradient step on a batch of arrays or tensors; returns plain numbers. No setting needs `global_step`."""
+        return self.shell.update(batch)
 
     @property
     def last_td_errors(self) -> Tensor | None:
         """Absolute errors of the last update's samples: the priorities of prioritised replay."""
-        return self._td_errors
+        return self.shell.last_td_errors
 
-    @torch.no_grad()
     def act(self, obs: Any, *, deterministic: bool = False, episode_start: Any = None) -> np.ndarray:
-        """Actions for a batch of encoded observations (or one observation). Recurrent policies remember from call to
-        call, until `memory.reset()` or where `episode_start` is true."""
-        x, seen = self._observation(obs), self.spec.observation
-        part, like = next((x[name], like) for name, like in seen.items()) if isinstance(seen, dict) else (x, seen)
-        single = part.ndim == len(like.shape)
-        key = rng.fold(rng.key_from_seed(self.seed, _SHELL_ACT).to(self.device), self._acted)
-        self._acted += 1
-        x = tree_map(lambda one: one.unsqueeze(0), x) if single else x
-        carry = self.memory.read(count_rows(x), episode_start)
-        carry, action, _ = self.select_action(self.state, carry, x, key, explore=not deterministic)
-        self.memory.write(carry)
-        return (action[0] if single else action).cpu().numpy()
+        """Actions for a batch of encoded observations (or one observation). A recurrent policy remembers from call to
+        call, until `shell.episodes.reset()` or where `episode_start` is true."""
+        return self.shell.act(obs, deterministic=deterministic, episode_start=episode_start)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the state by name; the parameters of a network are one vector."""
-        return {name: leaf.clone() for name, leaf in tree_items(self.state)}
+        return self.shell.state_dict()
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        names = dict(tree_items(self.state))
-        wrong = set(names) ^ set(tensors) or {n for n, x in names.items() if tensors[n].numel() != x.numel()}
-        if wrong:
-            raise UserError(f"the state does not fit {type(self).__name__}: {', '.join(sorted(wrong)[:5])}")
-        items = iter([tensors[name] for name in names])
-        self.state = tree_map(lambda old: next(items).to(old.device, old.dtype).reshape(old.shape).clone(), self.state)
-        for name, net in self.nets.items():
-            net.write_to(self.modules[name], self.state.params[name])
+        self.shell.load_state_dict(tensors)
+
+
+A = TypeVar("A", bound=Algorithm[Any])

@@ -1,4 +1,4 @@
-"""Hyper-parameters that several algorithms share. Every default lives once, here or in the algorithm's own file."""
+"""Settings that several algorithms share. Every default is defined once, here or in the algorithm's own file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Temperature = Annotated[float | Literal["auto"], AfterValidator(_not_negative)]
 
 
 def constant(value: float) -> Any:
-    """Default of a schedule field."""
+    """The default of a field that may be a schedule."""
     return Field(default_factory=lambda: Schedule(start=value))
 
 
@@ -32,23 +32,22 @@ class Hyper(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     num_envs: ClassVar[int] = 1
-    random_warmup: ClassVar[bool] = True  # are the actions before `learning_starts` random, or the policy's?
+    random_warmup: ClassVar[bool] = True  # actions before `learning_starts` are random, not the policy's
+    sequence_settings: ClassVar[tuple[str, ...]] = ()  # settings whose sum is the length of a replayed sequence
 
     learning_rate: Positive = constant(3e-4)
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
 
-    in_sequence: ClassVar[tuple[str, ...]] = ()  # settings that add up to the length of the sequences that are replayed
-
     @property
     def replay_length(self) -> int:
-        """Steps of one environment that replay gives out as one."""
-        return sum(getattr(self, name) for name in self.in_sequence) or 1
+        """Steps of one environment in a row of a batch: 1, or the length of a sequence."""
+        return sum(getattr(self, name) for name in self.sequence_settings) or 1
 
 
 class NetworkHyper(Hyper):
-    """Networks and optimiser of every algorithm that has no recipe of its own for them."""
+    """Settings of networks and optimiser."""
 
     hidden_sizes: Widths = (64, 64)
     """Widths of the hidden layers."""
@@ -65,7 +64,7 @@ class NetworkHyper(Hyper):
 
 
 class OffPolicyHyper(NetworkHyper):
-    """Replay and the rhythm of updates."""
+    """Settings of replay, and how often an update is made."""
 
     batch_size: int = Field(256, ge=1)
     """Transitions in one update."""
@@ -85,20 +84,20 @@ class OffPolicyHyper(NetworkHyper):
     """Exponent of the priorities; 0 is uniform."""
     prioritized_beta: float = Field(0.4, ge=0.0, le=1.0)
     """Exponent of the importance weights at the start; it rises to 1."""
-
     frame_stack: int = Field(1, ge=1)
     """Observations are images of this many stacked frames, newest last: replay then holds each frame once. 1: off."""
 
     def updates_per_block(self, num_envs: int) -> int:
+        """Gradient steps every `train_freq` steps of the vector environment."""
         return self.train_freq * num_envs if self.gradient_steps == -1 else self.gradient_steps
 
     def planned_updates(self, turns: int, num_envs: int) -> int:
-        """Gradient steps that so many steps of the vector environment bring."""
+        """Gradient steps in that many steps (turns) of the vector environment."""
         return turns // self.train_freq * self.updates_per_block(num_envs)
 
 
 class OfflineHyper(NetworkHyper):
-    """Learning from a fixed set of transitions."""
+    """Settings of learning from a fixed dataset."""
 
     dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
     """Where the transitions come from: a recipe (docs/offline.md)."""
@@ -109,7 +108,7 @@ class OfflineHyper(NetworkHyper):
 
 
 class RolloutHyper(NetworkHyper):
-    """Rollouts of the current policy, and the policy that all of these algorithms share."""
+    """Settings of rollouts, and of the policy that collects them."""
 
     num_envs: ClassVar[int] = 8
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
@@ -131,11 +130,11 @@ class RolloutHyper(NetworkHyper):
 
     @property
     def chunk(self) -> int:
-        """Steps of one environment that stay together in a minibatch."""
+        """Consecutive steps of one environment that a minibatch keeps together."""
         return 1
 
     def updates_per_rollout(self, num_envs: int) -> int:
-        """Gradient steps for each rollout, on average: what `execution: auto` weighs."""
+        """Gradient steps for each rollout, on average; `execution: auto` decides by it."""
         return 1
 
     def check_rollout(self, num_envs: int) -> None:
@@ -146,7 +145,7 @@ class RolloutHyper(NetworkHyper):
 
 
 class OnPolicyHyper(RolloutHyper):
-    """Rollouts that are learned from in epochs of minibatches."""
+    """Settings of learning from a rollout in epochs of minibatches."""
 
     batch_size: int = Field(256, ge=1)
     """Transitions in one update; must divide n_steps x num_envs."""
@@ -161,7 +160,7 @@ H = TypeVar("H", bound=Hyper)
 
 
 def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
-    """Validate, and say in one sentence what is wrong, where, and what was probably meant."""
+    """Validate settings. The error says in one sentence what is wrong, where, and what was probably meant."""
     try:
         return model(**values)
     except ValidationError as error:

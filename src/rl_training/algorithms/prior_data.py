@@ -1,20 +1,24 @@
-"""Learning online with prior data: part of every batch comes from a dataset. RLPD, and the fine-tuning of policies that
-were trained offline."""
+"""Learning online with prior data: a share of every batch comes from a dataset. RLPD does so, and so does fine-tuning
+after offline training.
+
+Prior data is a matter of settings: any off-policy algorithm mixes its batches when its `Hyper` has `PriorFields`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rl_training.algorithms.base import Algorithm, Phase
+from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OffPolicyHyper
 from rl_training.data.dataset import DatasetSource
 from rl_training.data.recipes import DatasetRecipe
-from rl_training.data.source import LikeDataset, Source
+from rl_training.data.replay import Replay
+from rl_training.data.source import MatchedReplay, MixedSource, Source
 from rl_training.errors import UserError
 
-HORIZON = 1_000  # steps over which returns are summed where an environment names no limit
+HORIZON = 1_000  # steps over which returns are summed where an environment has no time limit
 
 
 class PriorFields(OffPolicyHyper):
@@ -25,36 +29,30 @@ class PriorFields(OffPolicyHyper):
 
 
 class FineTuneFields(PriorFields):
-    """A policy that can do something already acts from the first step on."""
+    """Fine-tuning starts from a trained policy, which acts from the first step on."""
 
     random_warmup: ClassVar[bool] = False
     buffer_size: int = Field(100_000, ge=1)
     """Transitions kept for each seed."""
     learning_starts: int = Field(200, ge=0)
-    """Environment steps with the policy as it came before the first update."""
+    """Environment steps with the initial policy before the first update."""
 
 
-class PriorData(Algorithm[Any]):
-    """What makes an off-policy algorithm one with prior data; goes before its class in the list of bases."""
+def mix_with_prior(algorithm: Algorithm[Any], replay: Replay) -> tuple[Source, Source]:
+    """(the prior data, a source that mixes it with the replay).
 
-    if TYPE_CHECKING:
-        hp: Any
-
-    def phases(self) -> tuple[Phase, ...]:
-        return tuple(phase._replace(source="mixed") for phase in super().phases())
-
-    def prior(self) -> tuple[Source, float]:
-        hp: PriorFields = self.hp
-        if self.dataset is None:
-            raise UserError(f"{self.name} learns with a dataset; none was given")
-        if hp.n_step != 1 or hp.prioritized:
-            raise UserError(f"{self.name} mixes its batches from one-step transitions: leave n_step and prioritized")
-        return DatasetSource(self.dataset, hp.gamma, self.reads), hp.prior_share
-
-    def beside_prior(self, replay: Any) -> Source:
-        """Rewards in the dataset's units, and the columns that the algorithm reads."""
-        assert self.dataset is not None
-        if any(part.changes_rewards for part in self.hp.dataset.mix):
-            raise UserError(f"{self.name}: give reward_scale, reward_shift and reward_clip for the mix, not for a part")
-        horizon = (self.spec.max_episode_steps or HORIZON) if "returns" in self.reads else 0
-        return LikeDataset(replay, self.dataset.reward_rule, horizon)
+    The replay's rows get the dataset's reward scale and the columns that the algorithm reads from a dataset.
+    """
+    hp: PriorFields = algorithm.hp
+    dataset, columns = algorithm.dataset, algorithm.dataset_columns
+    if dataset is None:
+        raise UserError(f"{algorithm.name} learns with a dataset; none was given")
+    if hp.n_step != 1 or hp.prioritized:
+        raise UserError(f"{algorithm.name} mixes its batches from one-step transitions: leave n_step and prioritized")
+    if any(part.changes_rewards for part in hp.dataset.mix):
+        raise UserError(
+            f"{algorithm.name}: give reward_scale, reward_shift and reward_clip for the mix, not for a part"
+        )
+    prior = DatasetSource(dataset, hp.gamma, columns)
+    horizon = (algorithm.spec.max_episode_steps or HORIZON) if "returns" in columns else 0
+    return prior, MixedSource(MatchedReplay(replay, dataset.reward_rule, horizon), prior, hp.prior_share)

@@ -1,4 +1,4 @@
-"""Where batches come from. Replay is a source; so is a fixed dataset, a mix of two, or model-made data."""
+"""Where batches come from: replay, a fixed dataset, a mix of two sources, or transitions made by a model."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Pure reading of one seed's tensors, so that sampling is part of the compiled update."""
+    """Batches are drawn by pure functions of tensors, so that sampling is part of the compiled update."""
 
     def init(self, seeds: int, device: torch.device) -> Data:
-        """The tensors it reads, with a leading seed axis."""
+        """The tensors to draw from, with a leading seed axis."""
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         """A batch of one seed's data (no seed axis)."""
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
-        """The outcome of an update of all seeds ([S, B] each), in place."""
+        """Store the new priorities of the rows that an update used, of all seeds ([S, B] each), in place."""
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A source that a phase writes to. If its tensors hold a "frontier", the phase reads that with its batch."""
+    """A source that a phase writes to. If its tensors have a "frontier", the phase's batches include it."""
 
     def append(self, data: Data, rows: Batch) -> None:
-        """Take what a step returned for all seeds, in place."""
+        """Store what a step returned for all seeds, in place."""
 
 
 class MixedSource:
-    """Batches with a fixed share of rows from a second source: RLPD's half prior data.
+    """Batches with a fixed share of rows from a second source: in RLPD, half of them are prior data.
 
-    Priorities are not fed back: the two parts have no common scale.
+    Priorities are not fed back, because the two parts have no common scale.
     """
 
     def __init__(self, first: Source, second: Source, share: float) -> None:
@@ -60,10 +60,12 @@ class MixedSource:
         return None
 
 
-class LikeDataset:
-    """Replay whose batches can stand beside those of a dataset: rewards under the dataset's rule and, with `horizon`,
-    the return of each row to the end of its episode, as far as that is at most `horizon` steps away and has been seen.
-    Elsewhere it is minus infinity: nothing is known."""
+class MatchedReplay:
+    """Replay whose batches match those of a dataset, so that the two can be mixed.
+
+    Rewards follow the dataset's rule. With `horizon`, a batch also has the return of each row to the end of its
+    episode. Where the end has not been seen yet, or is more than `horizon` steps away, it is minus infinity: unknown.
+    """
 
     def __init__(self, replay: Replay, rule: RewardRule, horizon: int = 0) -> None:
         self.replay, self.rule, self.horizon = replay, rule, horizon
@@ -92,9 +94,9 @@ class LikeDataset:
         ahead = time.unsqueeze(-1) + torch.arange(self.horizon, device=rows.device)  # [B, H]
         window = (env * stride).unsqueeze(-1) + ahead % stride
         terminated, truncated = data["terminated"][window], data["truncated"][window]
-        there = ahead <= newest.unsqueeze(-1)
+        seen = ahead <= newest.unsqueeze(-1)
         total, _, last = n_step_window(
-            self.rewards(data["rewards"][window]), terminated, truncated, there, self.replay.gamma
+            self.rewards(data["rewards"][window]), terminated, truncated, seen, self.replay.gamma
         )
         ended = (terminated | truncated).gather(-1, last.unsqueeze(-1)).squeeze(-1)
         return torch.where(ended, total, -torch.inf)

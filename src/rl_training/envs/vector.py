@@ -45,7 +45,7 @@ class Step(NamedTuple):
     truncated: Array  # bool[M]
     valid: Array  # bool[M]
     episodes: list[Episode]
-    uneventful: bool = False  # True promises that every row is valid and that no episode ended
+    all_continue: bool = False  # True only if every row is valid and no episode ended
 
 
 @dataclass

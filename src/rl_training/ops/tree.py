@@ -49,6 +49,15 @@ def tree_stack(trees: list[T]) -> T:
     return tree_map(lambda *leaves: torch.stack(leaves), trees[0], *trees[1:])
 
 
+def where_rows(mask: Tensor, new: T, old: T) -> T:
+    """Rows of `new` where `mask` ([N], or [S, N]) is true, of `old` elsewhere; `old` has the mask's leading axes."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(mask.view(*mask.shape, *[1] * (b.ndim - mask.ndim)), a, b)
+
+    return tree_map(choose, new, old)
+
+
 def copy_into(target: Any, source: Any) -> None:
     """Copy every leaf of `source` into the leaf of `target` at the same path; identical objects are skipped."""
     for (path, old), (other, new) in zip(tree_items(target), tree_items(source), strict=True):

@@ -1,5 +1,5 @@
-"""Evaluation of every seed, in environments and random streams of its own: evaluating more often changes nothing about
-training. Actions are the policy's best ones, or samples where the policy is meant to be random."""
+"""Evaluation of every seed, in environments and with random streams of its own, so that it does not affect training.
+Actions are the policy's best ones, or samples from it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_training.algorithms.acting import reset_carry, start_carry
 from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.envs.given import VectorSource
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.ops import rng
-from rl_training.ops.tree import tree_leaves, tree_map
+from rl_training.ops.tree import tree_leaves, tree_map, tree_stack
 from rl_training.runtime.learners.base import over_seeds
 from rl_training.spec import EnvSource
 
@@ -23,11 +24,11 @@ EVALUATION_STREAM = 1
 class Evaluation(NamedTuple):
     returns: list[list[float]]  # [seed][episode]
     lengths: list[list[int]]
-    successes: list[list[float | None]]  # None where the environment does not say
+    successes: list[list[float | None]]  # None if the environment does not report it
 
 
 class Evaluator:
-    """Runs `episodes` episodes for each seed; the same ones every time."""
+    """Runs the same `episodes` episodes for each seed every time."""
 
     def __init__(
         self, algorithm: Algorithm[Any], env_id: EnvSource, seeds: Sequence[int], episodes: int,
@@ -50,7 +51,7 @@ class Evaluator:
 
     @torch.no_grad()
     def run(self, train: TrainState, should_stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
-        """Evaluate states with a seed axis. Returns None when a stop was asked for on the way."""
+        """Evaluate states with a seed axis. Returns None if a stop was requested on the way."""
         algorithm, seeds, device = self.algorithm, len(self.seeds), self.algorithm.device
         first_key, explore, steps = rng.key_from_seed(0, EVALUATION_STREAM), not self.deterministic, 0
 
@@ -64,8 +65,8 @@ class Evaluator:
             rows = torch.as_tensor(x)
             return rows.view(seeds, self.width, *rows.shape[1:]).to(device)
 
-        fresh = tree_map(lambda x: x.to(device).expand(seeds, *x.shape).clone(), algorithm.init_carry(self.width))
-        carry, remembers = fresh, bool(tree_leaves(fresh))
+        carry = tree_stack([start_carry(algorithm, self.width)] * seeds)
+        carries = bool(tree_leaves(carry))
         obs: Any = self.envs.reset(episode=0)
         returns: list[list[float]] = [[] for _ in range(seeds * self.width)]
         lengths: list[list[int]] = [[] for _ in range(seeds * self.width)]
@@ -87,8 +88,8 @@ class Evaluator:
                     lengths[episode.index].append(episode.length)
                     successes[episode.index].append(episode.success)
                     missing -= 1
-            if remembers and (step.episodes or not step.valid.all()):
-                carry = _restart(carry, fresh, batched(step.terminated | step.truncated | ~step.valid))
+            if carries and (step.episodes or not step.valid.all()):
+                carry = reset_carry(algorithm, carry, batched(step.terminated | step.truncated | ~step.valid))
 
         def per_seed(rows: list[list[Any]]) -> list[list[Any]]:
             return [[x for row in rows[s * self.width : (s + 1) * self.width] for x in row] for s in range(seeds)]
@@ -99,10 +100,3 @@ class Evaluator:
         if self._envs is not None:
             self._envs.close()
             self._envs = None
-
-
-def _restart(carry: Any, fresh: Any, ended: torch.Tensor) -> Any:
-    """The recurrent state with rows that ended ([S, N]) set back to the start."""
-    return tree_map(
-        lambda old, new: torch.where(ended.view(*ended.shape, *[1] * (old.ndim - 2)), new, old), carry, fresh
-    )

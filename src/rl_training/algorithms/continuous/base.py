@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Obs, Phase, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
 from rl_training.errors import UserError
 from rl_training.ops.exploration import Exploration, Kind
@@ -85,7 +86,7 @@ class ContinuousControl(Algorithm[C]):
             raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")
         self.exploration = Exploration(hp.exploration, self.spec.action.dim, features, hp.ou_theta, hp.sde_sample_freq)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[ReplayPhase, ...]:
         """With a delayed policy there are two kinds of update, and those of the critics alone skip the rest."""
         step: Any = self.train_step
         every = getattr(self.hp, "policy_delay", 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rl_training.algorithms.continuous.redq import REDQ, REDQHyper
-from rl_training.algorithms.prior_data import PriorData, PriorFields
+from rl_training.algorithms.prior_data import PriorFields
 
 
 class RLPDHyper(REDQHyper, PriorFields):
@@ -17,7 +17,7 @@ class RLPDHyper(REDQHyper, PriorFields):
     """LayerNorm in the critics."""
 
 
-class RLPD(PriorData, REDQ):
+class RLPD(REDQ):
     Hyper = RLPDHyper
     name = "rlpd"
     if TYPE_CHECKING:

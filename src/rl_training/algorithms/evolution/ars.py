@@ -1,9 +1,9 @@
-"""Augmented random search (Mania, Guy & Recht 2018): finite differences along random directions; the best count.
+"""Augmented random search (Mania, Guy & Recht 2018): finite differences along the best of some random directions.
 
-`normalize_observations` makes it V2 (false: V1) and `n_top` below `n_delta` its variant t; no hidden layers is the
-paper's linear policy. Settings are named as in sb3-contrib. Deviations: a policy with hidden layers starts with its
-last layer at 0 only (all zeros would be a saddle point); normalised states are cut at 10 deviations; the linear policy
-has a bias, as in sb3-contrib.
+With `normalize_observations` it is the paper's V2, without it V1; with `n_top` below `n_delta` it is V1-t or V2-t.
+Without hidden layers the policy is the paper's linear one. Settings are named as in sb3-contrib. Deviations: in a
+policy with hidden layers only the last layer starts at 0 (all zeros would be a saddle point); normalised observations
+are clipped at 10 standard deviations; the linear policy has a bias, as in sb3-contrib.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ARSHyper(EvolutionHyper):
     hidden_sizes: Widths = ()
     """Widths of the hidden layers; none: a linear policy."""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "sgd"
-    """Rule that turns the estimate into a step; sgd is the paper's."""
+    """Rule that turns the gradient estimate into a step; sgd is the paper's."""
     n_top: int | None = Field(None, ge=1)
-    """Directions that count in an update, those with the best member (b); none: all of them."""
+    """Directions used in an update, those with the best members (b); none: all of them."""
     zero_policy: bool = True
     """Start from a policy whose outputs are all 0."""
 
@@ -58,8 +58,8 @@ class ARS(Evolution[ARSHyper]):
         chosen = top_k_mask(returns.amax(-1), self.hp.n_top or self.hp.n_delta, weights > 0) * weights  # [n]
         share = (chosen / chosen.sum().clamp(min=1e-8)).unsqueeze(-1)  # 1/b each
         mean = (share * returns).sum() / 2.0
-        sigma = (share * (returns - mean) ** 2).sum().div(2.0).sqrt()  # of the 2 b returns that count
+        sigma = (share * (returns - mean) ** 2).sum().div(2.0).sqrt()  # of the 2 b returns that are used
         difference = share.squeeze(-1) * (returns[:, 0] - returns[:, 1])
-        ascent = difference @ batch["noise"] / sigma.clamp(min=1e-8)  # sigma is 0 only where all differences are
+        ascent = difference @ batch["noise"] / sigma.clamp(min=1e-8)  # sigma is 0 only if all differences are 0
         state, length = self.step_along(state, ascent)
         return state, Aux({**summary(returns, weights), "sigma": sigma, "step_norm": length})

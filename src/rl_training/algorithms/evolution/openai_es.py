@@ -1,9 +1,9 @@
-"""Evolution strategies as in Salimans et al. 2017: the gradient of the smoothed return, estimated from centred ranks of
-antithetic pairs, followed by Adam with weight decay.
+"""Evolution strategies (Salimans et al. 2017): Adam with weight decay follows the gradient of the smoothed return,
+which is estimated from centred ranks of antithetic pairs.
 
-Deviations: noise is stored, not drawn again from a shared table, for there is one process; policies act without noise
-of their own; as in the authors' code the estimate is not divided by `delta_std` (ranks have no unit, and Adam takes the
-scale out again), so that the weight decay keeps its published size.
+Deviations: noise is stored instead of drawn again from a shared table, because there is one process; policies act
+without action noise; as in the authors' code, the estimate is not divided by `delta_std` (ranks have no unit, and Adam
+removes the scale), so that the weight decay keeps its published size.
 """
 
 from __future__ import annotations

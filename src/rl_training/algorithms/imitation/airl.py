@@ -1,39 +1,35 @@
-"""Adversarial inverse reinforcement learning, AIRL (Fu et al. 2018): GAIL whose discriminator is built from a reward.
+"""Adversarial inverse reinforcement learning, AIRL (Fu et al. 2018): the discriminator is built from a reward function.
 
-D = exp f / (exp f + pi), so its logit is f(s, a, s') - log pi(a|s) with f = g(s, a) + gamma h(s') - h(s): when the
-policy is as good as the expert, g is a reward that explains the expert. The policy is paid log D - log(1 - D), which is
-that logit (section 4); it can be negative.
-Deviations: those of `gail`. In the absorbing state there is nothing to choose (log pi = 0), and the potential of a
-terminal state is that of the absorbing one; without absorbing states it is 0.
+D = exp f / (exp f + pi), so its logit is f(s, a, s') - log pi(a|s) with f = g(s, a) + gamma h(s') - h(s). When the
+policy is as good as the expert, g is a reward that explains the expert. The reward of the policy, log D - log(1 - D),
+is that logit (section 4); it can be negative. Deviations: those of adversarial.py. In the absorbing state there is
+nothing to choose (log pi = 0), and the potential of a terminal state is that of the absorbing one; without absorbing
+states it is 0.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import TrainState
-from rl_training.algorithms.imitation.gail import GAIL, GAILHyper
+from rl_training.algorithms.imitation.adversarial import Adversarial, AdversarialHyper
 from rl_training.data.storage import Batch
 from rl_training.models.imitation import MLPAIRLReward, action_code_size
 from rl_training.spec import EnvSpec
 
 
-class AIRLHyper(GAILHyper):
+class AIRLHyper(AdversarialHyper):
     state_only: bool = False
     """The learned reward g reads the state alone, which lets it transfer to other dynamics."""
     reward_clip: float = Field(10.0, gt=0.0)
-    """Bound of the learned reward on both sides."""
+    """The learned reward is clipped to plus or minus this value."""
 
 
-class AIRL(GAIL):
+class AIRL(Adversarial[AIRLHyper]):
     Hyper = AIRLHyper
     name = "airl"
-    if TYPE_CHECKING:
-        hp: AIRLHyper
 
     def discriminator(self, spec: EnvSpec) -> nn.Module:
         hp = self.hp
@@ -53,8 +49,8 @@ class AIRL(GAIL):
         return f[:-1] - log_probs, f[-1]
 
     def log_probs(self, state: TrainState, rows: Batch) -> Tensor:
-        """Of the current policy, a constant for the discriminator."""
-        obs, mask = self.ppo.observed(state, rows["states"])
+        """log pi(a|s) of the current policy; no gradient of the discriminator flows through it."""
+        obs, mask = self.ppo.reader.read(state.extra, rows["states"])
         out = self.ppo.policy_out({"policy": state.params["policy"]}, obs)
         return self.ppo.dist.log_prob(out, rows["actions"], mask).detach()
 

@@ -1,18 +1,17 @@
 """Fitting a dynamics ensemble until it stops improving on held-out data, as pure functions of the training state.
 
-MBPO, MOPO and PETS are `ModelBased`: they own a `Dynamics`, which owns the entries "model" of params and opt, and
-"dynamics" of extra.
+MBPO, MOPO and PETS own a `Dynamics`. It uses the entries "model" of params and opt, and "dynamics" of extra.
 
-A fit is three phases: `begin` (normaliser, counters), then rounds of `fit` (an epoch of minibatches) and `validate`,
-until no member has improved for some epochs. Each member keeps the parameters of its best epoch. Seeds that are done
+A fit has three phases: `begin` (normaliser, counters), then rounds of `fit` (an epoch of minibatches) and `validate`,
+until no member has improved for some epochs. Each member keeps the parameters of its best epoch. Seeds that finish
 before the others are frozen by a select, so that the seeds of a study stay in step and equal single runs.
 
-Held-out rows are chosen by the place where they are stored: a row is held out for as long as it is kept, in this fit
-and the next ones, so that nothing learned before can have seen it.
+Held-out rows are chosen by the place where they are stored. A row is held out for as long as it is kept, in this fit
+and the next ones, so no earlier fit can have learned from it.
 Deviations from Janner et al. 2019: targets are normalised too, so that the bounds of the variance mean the same in
-every task; members draw their minibatches with replacement instead of walking through a bootstrap sample; each error
-counts by a power of its predicted variance (Seitzer et al. 2022), because the plain likelihood hardly learns where it
-expects large errors: on Hopper the members' error after four epochs is half as large.
+every task; members draw their minibatches with replacement instead of going through a bootstrap sample; each error is
+weighted by a power of its predicted variance (Seitzer et al. 2022), because the plain likelihood learns very slowly
+where it expects large errors: on Hopper, the weighting halves the members' error after four epochs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Again, Algorithm, Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Widths
+from rl_training.algorithms.phases import Again, ReplayPhase
 from rl_training.data.storage import Batch
 from rl_training.models.dynamics import EnsembleDynamics, Imagined, Norm, Prediction, identity_norm, imagine, targets_of
 from rl_training.ops.grad import value_and_grad
@@ -58,16 +57,16 @@ class DynamicsFields(NetworkHyper):
     model_weight_decay: tuple[float, ...] = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
     """Decay of each layer's weights; the last one is the output layer's."""
     model_beta: float = Field(0.5, ge=0.0, le=1.0)
-    """Errors count by their predicted variance to this power (beta-NLL): 0 is the plain likelihood, 1 learns the means
-    as if by squared errors."""
+    """Errors are weighted by their predicted variance to this power (beta-NLL): 0 is the plain likelihood, 1 learns the
+    means as if by squared errors."""
     model_patience: int = Field(5, ge=1)
-    """A fit ends after so many epochs in which no member improved."""
+    """A fit ends after this many epochs in which no member improved."""
     model_max_epochs: int = Field(100, ge=1)
-    """A fit ends after so many epochs in any case."""
+    """A fit ends after this many epochs in any case."""
     model_holdout: float = Field(0.2, gt=0.0, lt=1.0)
     """Share of the transitions that is held out to judge the model."""
     model_holdout_size: int = Field(5_000, ge=10)
-    """Stored transitions drawn to judge the model; the held-out share of them counts."""
+    """Stored transitions drawn to judge the model; only the held-out share of them is used."""
     termination: str = "auto"
     """How the end of an episode is predicted: auto (the known function of the task, else learned), learned, none
     (episodes never end) or the name of a task whose function is known."""
@@ -84,7 +83,7 @@ class DynamicsFields(NetworkHyper):
 
 
 class DynamicsHyper(DynamicsFields, OffPolicyHyper):
-    """A model that is fitted anew while data comes in."""
+    """Settings of a model that is fitted again while data is collected."""
 
     model_train_freq: int = Field(250, ge=1)
     """Steps of the vector environment between two fits of the model."""
@@ -99,8 +98,8 @@ class DynamicsHyper(DynamicsFields, OffPolicyHyper):
 
 
 def _emphasis(log_var: Tensor, weights: Tensor, beta: float) -> Tensor:
-    """Variance^beta over its mean of the rows that count: [E, B, D + 1]. Without the division the likelihood of a model
-    that is sure of itself would vanish beside the weight decay and the bounds, and its variance stay too large."""
+    """Variance^beta, divided by its mean over the rows with weight: [E, B, D + 1]. Without the division, the likelihood
+    of a confident model would be negligible beside the weight decay and the bounds, and its variance stay too large."""
     power = torch.exp(beta * log_var.detach())
     counted = (weights > 0).unsqueeze(-1)
     share: Tensor = power / ((counted * power).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1))
@@ -108,12 +107,13 @@ def _emphasis(log_var: Tensor, weights: Tensor, beta: float) -> Tensor:
 
 
 def mopo_model_loss(prediction: Prediction, batch: Batch, norm: Norm, beta: float = 0.0) -> dict[str, Tensor]:
-    """Negative log-likelihood of a batch, its weighted mean for each member, summed over the members; and named errors.
+    """The model's loss on a batch, and named errors.
 
-    Columns are [B, ...], or [E, B, ...] with a batch for each member. `model_loss` is what a gradient step takes down:
-    each number's likelihood times its predicted variance to the power of beta, which is no part of the gradient
-    (Seitzer et al. 2022, Eq. 5), relative to its mean over the batch. `mse` has the members' own mean squared errors in
-    normalised units, [E].
+    Columns are [B, ...], or [E, B, ...] with a batch for each member. `model_loss`, which a gradient step minimises, is
+    the negative log-likelihood: its weighted mean for each member, summed over the members. Each number's likelihood is
+    multiplied by its predicted variance to the power of beta, relative to the mean over the batch; no gradient flows
+    through that factor (Seitzer et al. 2022, Eq. 5). `mse` has the mean squared error of each member in normalised
+    units, [E].
     """
     target = (targets_of(batch["obs"], batch["next_obs"], batch["rewards"]) - norm["target_mean"]) / norm["target_std"]
     weights = batch["weights"].expand(prediction.mean.shape[:2])  # [E, B]
@@ -146,9 +146,9 @@ def with_model(state: TrainState, params: Tensor, opt: dict[str, Tensor]) -> Tra
 
 
 class Dynamics:
-    """Model, optimiser and the three steps of a fit."""
+    """The model, its optimiser, and the three steps of a fit."""
 
-    IMPROVEMENT = 0.01  # an epoch counts when a member's held-out error fell by this share
+    IMPROVEMENT = 0.01  # a member has improved when its held-out error fell by this share
     BOUND_PENALTY = 0.01
 
     def __init__(self, spec: EnvSpec, hp: DynamicsFields) -> None:
@@ -166,7 +166,7 @@ class Dynamics:
         )  # fmt: skip
 
     def _owners(self) -> tuple[Tensor, Tensor]:
-        """For every number of the flat parameters: the member it belongs to (E: all), and its weight decay."""
+        """For every entry of the flat parameters: the member that it belongs to (E: all), and its weight decay."""
         owner, decay = copy.deepcopy(self.net.module), copy.deepcopy(self.net.module)
         layers = [n for n, _ in owner.named_parameters() if n.endswith("weight")]
         rates = self.hp.model_weight_decay
@@ -202,14 +202,14 @@ class Dynamics:
         }
 
     def predict(self, state: TrainState, obs: Tensor, actions: Tensor, *, all_members: bool = False) -> Prediction:
-        """By the elites, or by every member."""
+        """The predictions of the elites, or of every member."""
         extra = state.extra["dynamics"]
         members = None if all_members else extra["elites"]
         out: Prediction = self.net(state.params["model"], obs, actions, extra["norm"], members)
         return out
 
     def imagine(self, state: TrainState, obs: Tensor, actions: Tensor, key: Tensor) -> Imagined:
-        """A transition from each observation by a random elite, with the uncertainty of all members."""
+        """A transition from each observation by a random elite, with the uncertainty among all members."""
         extra = state.extra["dynamics"]
         prediction = self.predict(state, obs, actions, all_members=True)
         return imagine(prediction, obs, extra["norm"], key, self.ends, extra["elites"])
@@ -217,15 +217,15 @@ class Dynamics:
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def held_out(self, batch: Batch) -> Tensor:
-        """Rows that only judge the model: multiples of the golden ratio spread them evenly over the storage."""
+        """Rows that are used to judge the model only; multiples of the golden ratio spread them over the storage."""
         if "indices" not in batch:
             return torch.zeros_like(batch["rewards"], dtype=torch.bool)
         spread = (batch["indices"] * 2_654_435_769) & 0xFFFFFFFF
-        held: Tensor = spread < int(self.hp.model_holdout * 2**32)
-        return held
+        held_out: Tensor = spread < int(self.hp.model_holdout * 2**32)
+        return held_out
 
     def begin(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """Start a fit: statistics of the rows to learn from, and fresh counters."""
+        """Begin a fit: statistics of the rows to learn from, and fresh counters."""
         module: Any = self.net.module
         use = (batch["weights"] * ~self.held_out(batch)).unsqueeze(-1)
         total = use.sum().clamp(min=1e-8)
@@ -269,7 +269,7 @@ class Dynamics:
         return new, opt, {**metrics, "mse": metrics["mse"].mean()}
 
     def fit(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """One minibatch for each member; nothing where the fit is over already."""
+        """One minibatch for each member. Where the fit is over already, nothing changes."""
         members = self.hp.num_members
         weights = batch["weights"] * ~self.held_out(batch)
         batch = {k: v.unflatten(0, (members, -1)) for k, v in {**batch, "weights": weights}.items()}
@@ -305,10 +305,11 @@ class Dynamics:
         metrics = {"error": error.mean(), "elite_error": new["best_error"][new["elites"]].mean()}
         return state, Aux({**metrics, "epochs": new["epochs"].to(torch.float32)})
 
-    # --- the runtime's view ------------------------------------------------------------------------------------------
+    # --- what the runtime calls --------------------------------------------------------------------------------------
 
-    def phases(self, rows_at: Callable[[int], int], every: int) -> tuple[Phase, ...]:
-        """The phases of a fit, every so many turns and when learning begins; `rows_at(steps)`: transitions held."""
+    def phases(self, rows_at: Callable[[int], int], every: int) -> tuple[ReplayPhase, ...]:
+        """The phases of a fit, every `every` turns and when learning begins. `rows_at(steps)`: transitions stored after
+        so many environment steps."""
         hp = self.hp
 
         def epoch(steps: int) -> int:
@@ -326,36 +327,12 @@ class Dynamics:
         rhythm: dict[str, Any] = {"every": every, "at_start": True}
         size, rows = hp.model_holdout_size, hp.num_members * hp.model_batch_size
         return (
-            Phase("begin", self.begin, batch_size=size, learns=False, **rhythm),
-            Phase("fit", self.fit, times=epoch, batch_size=rows, **rhythm),
-            Phase("validate", self.validate, batch_size=size, clock=fits, again=Again("fit", fitted), learns=False,
-                  **rhythm),
+            ReplayPhase("begin", self.begin, batch_size=size, learns=False, **rhythm),
+            ReplayPhase("fit", self.fit, times=epoch, batch_size=rows, **rhythm),
+            ReplayPhase("validate", self.validate, batch_size=size, clock=fits, again=Again("fit", fitted),
+                        learns=False, **rhythm),
         )  # fmt: skip
 
-
-F = TypeVar("F", bound=DynamicsFields)
-
-
-class ModelBased(Algorithm[F]):
-    """An algorithm that owns a dynamics model."""
-
-    actions = ("box",)
-    bounded_actions = vector_observations = True
-
-    @cached_property
-    def dynamics(self) -> Dynamics:
-        return Dynamics(self.spec, self.hp).to(self.device)
-
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        return {"model": self.dynamics.network()}
-
-    def init_extra(self) -> Extra:
-        return {"dynamics": self.dynamics.init_extra()}
-
-    def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        return {"model": self.dynamics.adam.init(params["model"])}
-
-    def fit_phases(self) -> tuple[Phase, ...]:
-        """Online: fits in the rhythm of the environment, on what replay holds by then."""
-        hp: Any = self.hp
-        return self.dynamics.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq)
+    def online_phases(self, hp: DynamicsHyper) -> tuple[ReplayPhase, ...]:
+        """The phases of a fit every `model_train_freq` turns, on what the replay contains by then."""
+        return self.phases(lambda env_steps: min(env_steps, hp.buffer_size), hp.model_train_freq)

@@ -1,33 +1,36 @@
 """PETS (Chua et al. 2018): plan by the cross-entropy method on trajectories sampled from a dynamics ensemble.
 
-There is no policy and no critic: each action is the first of the best plan found, and the plan, one step later, is
-where the next search begins (the carry). A plan is followed by one particle for each elite; `ts1` hands the particles
-to other members at every step, `tsinf` leaves each with its member (section 5.1).
-Deviations: the reward is learned, not given; plans are scored by the elites only; the fit as in `Dynamics`.
-`planner: icem` plans as Pinneri et al. 2020: noise correlated in time, and elites kept between iterations.
+There is no policy and no critic: each action is the first of the best plan found, and the plan, shifted by one step, is
+where the next search begins (the carry). One particle for each elite follows a plan; with `ts1` the particles change
+members at every step, with `tsinf` each stays with its member (section 5.1).
+Deviations: the reward is learned, not given; plans are scored by the elites only; those of `Dynamics`.
+`planner: icem` plans as in Pinneri et al. 2020: noise correlated in time, and elites kept between iterations.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
-from rl_training.algorithms.base import Aux, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.model_based.model_fit import DynamicsHyper, ModelBased, with_model
+from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsHyper, with_model
+from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.storage import Batch
 from rl_training.models.dynamics import Prediction, denormalise
 from rl_training.ops import rng
 from rl_training.ops.planning import CEM, noise_colouring_matrix, shift_plan
+from rl_training.spec import EnvSpec
 
 
 class PETSHyper(DynamicsHyper):
     learning_starts: int = Field(500, ge=0)
     """Environment steps with random actions before the first update."""
     planner: Literal["cem", "icem"] = "icem"
-    """How plans are searched."""
+    """How plans are searched for."""
     plan_horizon: int = Field(25, ge=1)
     """Steps that a plan looks ahead."""
     plan_population: int = Field(200, ge=2)
@@ -52,9 +55,24 @@ class PETSHyper(DynamicsHyper):
         return self
 
 
-class PETS(ModelBased[PETSHyper]):
+class PETS(Algorithm[PETSHyper]):
     Hyper = PETSHyper
     name = "pets"
+    actions = ("box",)
+    bounded_actions = vector_observations = True
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        return Dynamics(self.spec, self.hp).to(self.device)
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        return {"model": self.dynamics.network()}
+
+    def init_extra(self) -> dict[str, Any]:
+        return {"dynamics": self.dynamics.init_extra()}
+
+    def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        return {"model": self.dynamics.adam.init(params["model"])}
 
     def setup(self) -> None:
         hp, better = self.hp, self.hp.planner == "icem"
@@ -64,8 +82,8 @@ class PETS(ModelBased[PETSHyper]):
         )  # fmt: skip
         self.colour = noise_colouring_matrix(hp.plan_horizon, hp.noise_beta).to(self.device) if better else None
 
-    def phases(self) -> tuple[Phase, ...]:
-        return self.fit_phases()
+    def phases(self) -> tuple[ReplayPhase, ...]:
+        return self.dynamics.online_phases(self.hp)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One gradient step of the model: the algorithm used on its own."""
@@ -85,7 +103,7 @@ class PETS(ModelBased[PETSHyper]):
         noise = rng.normal(rng.fold(key, 0), (horizon, members, rows, obs.shape[-1] + 1))
         orders = torch.argsort(rng.bits(rng.fold(key, 1), (horizon, members, rows)), 1)
         for t in range(horizon):
-            if self.hp.trajectory_sampling == "ts1" and t:  # particles of a plan in another order: other members
+            if self.hp.trajectory_sampling == "ts1" and t:  # another order of the particles: other members
                 order = orders[t]
                 at = at.gather(0, order.unsqueeze(-1).expand_as(at))
                 total, alive = total.gather(0, order), alive.gather(0, order)
@@ -99,7 +117,7 @@ class PETS(ModelBased[PETSHyper]):
                 alive = alive * ~self.dynamics.ends(at)
             elif prediction.end is not None:
                 alive = alive * (1.0 - torch.sigmoid(prediction.end))
-        # A particle that left the range of float32 makes its plan worthless.
+        # A plan with a particle that left the range of float32 is never chosen.
         returns: Tensor = torch.nan_to_num(total.mean(0), nan=-1e30, posinf=-1e30, neginf=-1e30)
         return returns.view(batch, count)
 

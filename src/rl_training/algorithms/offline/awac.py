@@ -19,7 +19,7 @@ from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
 from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.offline.iql import advantage_weights
-from rl_training.algorithms.prior_data import FineTuneFields, PriorData
+from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
 from rl_training.models.offline import AWACModel
 from rl_training.ops import rng
@@ -131,6 +131,6 @@ class AWAC(ContinuousControl[AWACFields]):
         return self.q(state.params["critic"], obs, self.greedy(state, obs))
 
 
-class AWACOnline(PriorData, AWAC):
+class AWACOnline(AWAC):
     Hyper = AWACOnlineHyper
     name = "awac_online"

@@ -14,10 +14,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, constant
 from rl_training.algorithms.offline.cql import CQL, CQLFields
 from rl_training.algorithms.offline.mopo import MOPO, MOPOHyper
+from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.storage import Batch
 
 
@@ -52,5 +53,5 @@ class COMBO(MOPO):
         real = torch.arange(len(rewards), device=rewards.device) < self.real_rows
         return self.policy_step(state, {**batch, "real": real}, key)
 
-    def policy_phase(self, **fields: Any) -> Phase:
+    def policy_phase(self, **fields: Any) -> ReplayPhase:
         return super().policy_phase(**fields)._replace(step=self.mixed_step)

@@ -21,7 +21,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Obs, TrainState
 from rl_training.algorithms.continuous.sac import SAC, CriticReport, SACFields
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
-from rl_training.algorithms.prior_data import FineTuneFields, PriorData
+from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
 from rl_training.ops import rng
 
@@ -106,12 +106,12 @@ class CQL(SAC):
 
 class CalQL(CQL):
     name = "cal_ql"
-    reads = ("returns",)
+    dataset_columns = ("returns",)
 
     def floor(self, q: Tensor, batch: Batch) -> Tensor:
         return torch.maximum(q, batch["returns"])
 
 
-class CalQLOnline(PriorData, CalQL):
+class CalQLOnline(CalQL):
     Hyper = CalQLOnlineHyper
     name = "cal_ql_online"

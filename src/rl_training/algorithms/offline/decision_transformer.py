@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
-from rl_training.data.source import Source
 from rl_training.data.storage import Batch
 from rl_training.data.windows import WindowSource
 from rl_training.errors import UserError
@@ -61,7 +60,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     bounded_actions = vector_observations = True
     network_argument = "actor"
     recurrent = True
-    takes = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
+    batch_columns = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
     sees_rewards = True
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -101,9 +100,9 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
             target = float(self.dataset.episode_returns().max()) if self.dataset is not None else 0.0
         return {"target_return": torch.tensor(target)}
 
-    def offline_source(self) -> Source:
+    def sources(self, num_envs: int) -> dict[str, Any]:
         assert self.dataset is not None
-        return WindowSource(self.dataset, self.hp.context_length)
+        return {"replay": WindowSource(self.dataset, self.hp.context_length)}
 
     def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
         """What the network says about the action of every step: [B, K, A]."""

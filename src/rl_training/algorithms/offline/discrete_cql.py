@@ -7,8 +7,6 @@ Deviations: the expected value is regressed (the paper's Atari runs add the term
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -27,11 +25,9 @@ class DiscreteCQLHyper(DQNFields, OfflineHyper):
     """Choose the next action with the online network, value it with the target network."""
 
 
-class DiscreteCQL(DQN):
+class DiscreteCQL(DQN[DiscreteCQLHyper]):
     Hyper = DiscreteCQLHyper
     name = "discrete_cql"
-    if TYPE_CHECKING:
-        hp: DiscreteCQLHyper
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         values = self.q_values(params, batch["obs"], key)  # [B, A]

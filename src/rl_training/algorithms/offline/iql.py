@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
-from rl_training.algorithms.prior_data import FineTuneFields, PriorData
+from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
 from rl_training.models.offline import IQLModel
 from rl_training.ops.distributions import DiagGaussian
@@ -182,6 +182,6 @@ class IQL(ImplicitQ, ContinuousControl[IQLFields]):
         return Behaviour(mean, log_std.exp(), features)
 
 
-class IQLOnline(PriorData, IQL):
+class IQLOnline(IQL):
     Hyper = IQLOnlineHyper
     name = "iql_online"

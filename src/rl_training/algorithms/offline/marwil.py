@@ -42,7 +42,7 @@ class MARWIL(Algorithm[MARWILHyper]):
     name = "marwil"
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     bounded_actions = True
-    reads = ("returns",)
+    dataset_columns = ("returns",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return self.named_networks(ImitationModel(spec, self.hp.hidden_sizes, activation=self.hp.activation))

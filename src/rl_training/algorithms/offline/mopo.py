@@ -9,20 +9,15 @@ Deviations: those of `Dynamics`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import Phase, UpdateResult
+from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.hyper import OfflineHyper
-from rl_training.algorithms.model_based.mbpo import MBPO, RolloutFields
-from rl_training.algorithms.model_based.model_fit import with_model
+from rl_training.algorithms.model_based.model_policy import ModelPolicy, RolloutFields
+from rl_training.algorithms.phases import ONCE, ReplayPhase
 from rl_training.data.storage import Batch
 from rl_training.models.dynamics import Imagined
-
-ONCE = 1 << 62  # updates between two fits of the model: the data does not change
 
 
 class MOPOHyper(RolloutFields, OfflineHyper):
@@ -42,27 +37,21 @@ class MOPOHyper(RolloutFields, OfflineHyper):
         return self
 
 
-class MOPO(MBPO):
+class MOPO(ModelPolicy[MOPOHyper]):
     Hyper = MOPOHyper
     name = "mopo"
-    if TYPE_CHECKING:
-        hp: MOPOHyper
 
     def reward(self, imagined: Imagined) -> Tensor:
         return imagined.rewards - self.hp.penalty_coef * imagined.uncertainty  # Eq. 8
 
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[ReplayPhase, ...]:
         rows = len(self.dataset) if self.dataset is not None else 0
         return (
             *self.dynamics.phases(lambda _: rows, ONCE),
-            *self.rollout_phases(self.hp.rollout_freq),
+            *self.imagination_phases(self.hp.rollout_freq),
             self.policy_phase(),
         )
 
-    @torch.no_grad()
     def update_model(self, batch: Batch) -> UpdateResult:
         """One gradient step of the model alone, on a batch of arrays or tensors."""
-        params, opt, metrics = self.dynamics.gradient_step(self.state, self.standard_batch(batch))
-        self.state = with_model(self.state, params, opt)
-        self.nets["model"].write_to(self.modules["model"], params)
-        return UpdateResult({k: float(v) for k, v in metrics.items()}, 1)
+        return self.shell.update(batch, self.model_step)

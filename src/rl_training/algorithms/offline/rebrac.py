@@ -41,7 +41,7 @@ class ReBRACHyper(TD3Fields, OfflineHyper):
 class ReBRAC(TD3):
     Hyper = ReBRACHyper
     name = "rebrac"
-    reads = ("next_actions",)
+    dataset_columns = ("next_actions",)
     if TYPE_CHECKING:
         hp: ReBRACHyper
 

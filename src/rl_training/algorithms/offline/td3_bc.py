@@ -11,10 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Obs, TrainState, check_normalisable
+from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour
 from rl_training.algorithms.continuous.td3 import TD3, TD3Fields
 from rl_training.algorithms.hyper import OfflineHyper, Positive, constant
+from rl_training.algorithms.observations import check_can_normalise
 from rl_training.data.storage import Batch
 from rl_training.ops.losses import weighted_mean
 
@@ -36,7 +37,7 @@ class TD3BC(TD3):
 
     def setup(self) -> None:
         super().setup()
-        check_normalisable(self.spec, self.hp.normalize_observations)
+        check_can_normalise(self.spec, self.hp.normalize_observations)
 
     def init_extra(self) -> dict[str, Any]:
         if not self.hp.normalize_observations:

@@ -1,7 +1,7 @@
 """Synchronous advantage actor-critic (Mnih et al. 2016, without the asynchrony): one update on each whole rollout.
 
-Settings and RMSprop (smoothing 0.99, no centring) are those of Stable-Baselines3. Deviation from the paper: separate
-actor and critic networks, and generalised advantages, which `gae_lambda` 1 makes its n-step returns.
+Settings and RMSprop (smoothing 0.99, no centring) are those of Stable-Baselines3. Deviations from the paper: separate
+actor and critic networks, and generalised advantages; with `gae_lambda` 1 they are the paper's n-step returns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, constant
-from rl_training.algorithms.policy_gradient.base import WholeRollout, WholeRolloutHyper
+from rl_training.algorithms.policy_gradient.base import PolicyGradient
+from rl_training.algorithms.policy_gradient.whole_rollout import WholeRolloutHyper, rollout_optimizer, rollout_step
 from rl_training.data.storage import Batch
 from rl_training.ops.losses import weighted_normalise
 
@@ -27,11 +28,15 @@ class A2CHyper(WholeRolloutHyper):
     """Standardise the advantages of each rollout."""
 
 
-class A2C(WholeRollout[A2CHyper]):
+class A2C(PolicyGradient[A2CHyper]):
     Hyper = A2CHyper
     name = "a2c"
+
+    def setup(self) -> None:
+        super().setup()
+        self.optim = rollout_optimizer(self)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         if self.hp.normalize_advantage:
             batch = {**batch, "advantages": weighted_normalise(batch["advantages"], batch["weights"])}
-        return super().train_step(state, batch, key)
+        return rollout_step(self, state, batch)

@@ -1,9 +1,9 @@
 """IMPALA (Espeholt et al. 2018) in one process: actors whose policy lags behind the learner, corrected by V-trace.
 
-The environments are acted in by the parameters of `policy_lag` updates ago, which is what an actor on another machine
-would have; the importance ratios and V-trace targets are computed when a rollout is complete, and one update is made
-on all of it. More actors would only add rollouts. Deviations: separate actor and critic networks; the means over a
-rollout where the paper takes sums, so that step sizes do not depend on its length.
+The policy acts with the parameters of `policy_lag` updates ago, as an actor on another machine would. Importance ratios
+and V-trace targets are computed when a rollout is complete, and one update uses all of it. More actors would only add
+rollouts. Deviations: separate actor and critic networks; losses are means over a rollout where the paper takes sums, so
+that step sizes do not depend on its length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, constant
-from rl_training.algorithms.policy_gradient.base import Params, Rollout, WholeRollout, WholeRolloutHyper
+from rl_training.algorithms.policy_gradient.base import PolicyGradient, Rollout
+from rl_training.algorithms.policy_gradient.layouts import Params
+from rl_training.algorithms.policy_gradient.whole_rollout import WholeRolloutHyper, rollout_optimizer, rollout_step
 from rl_training.data.storage import Batch
 from rl_training.ops.returns import vtrace
 from rl_training.ops.tree import tree_map
@@ -32,17 +34,21 @@ class IMPALAHyper(WholeRolloutHyper):
     rho_bar: float = Field(1.0, gt=0.0)
     """Bound on the importance weight of the temporal differences; it decides which policy is evaluated."""
     c_bar: float = Field(1.0, gt=0.0)
-    """Bound on the importance weight of the traces; it decides how fast."""
+    """Bound on the importance weight of the traces; it decides how fast values converge."""
     ent_coef: Positive = constant(0.01)
     """Weight of the entropy bonus; a number or a schedule."""
 
 
-class IMPALA(WholeRollout[IMPALAHyper]):
+class IMPALA(PolicyGradient[IMPALAHyper]):
     Hyper = IMPALAHyper
     name = "impala"
 
+    def setup(self) -> None:
+        super().setup()
+        self.optim = rollout_optimizer(self)
+
     def init_state(self, seed: int) -> TrainState:
-        """The actors' parameters and those after them, oldest first, up to the learner's; at first all the same."""
+        """Also the parameters of the last updates, oldest (the actors') first; at the start all are the same."""
         state = super().init_state(seed)
         if not self.hp.policy_lag:
             return state
@@ -65,8 +71,8 @@ class IMPALA(WholeRollout[IMPALAHyper]):
         )  # fmt: skip
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """Section 4.2; the advantages hold rho."""
-        new, aux = super().train_step(state, batch, key)
+        """Section 4.2. The factor rho is in the advantages already."""
+        new, aux = rollout_step(self, state, batch)
         if self.hp.policy_lag:
             history = torch.cat([state.extra["history"][1:], new.params["policy"].unsqueeze(0)])
             new = new._replace(extra={**new.extra, "history": history})

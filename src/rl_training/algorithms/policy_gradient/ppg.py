@@ -1,21 +1,23 @@
 """Phasic policy gradient (Cobbe et al. 2021): PPO with separate networks, and every few rollouts an auxiliary phase
 that distils the value function into the policy's features while a KL term keeps the policy where it is.
 
-Settings are the paper's where Procgen does not decide them. Deviation: the observations of the auxiliary phase are
-those the policy saw when they were collected, so with normalised observations they keep their statistics of then.
+Settings are the paper's, except those that were chosen for Procgen. Deviation: with normalised observations, the
+auxiliary phase reads them as they were normalised when they were collected.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
-from rl_training.algorithms.policy_gradient.base import Params, TwoNetworks
+from rl_training.algorithms.phases import RolloutPhase, Window
+from rl_training.algorithms.policy_gradient.base import PolicyGradient
+from rl_training.algorithms.policy_gradient.layouts import Params, Separate
+from rl_training.algorithms.policy_gradient.ppo import clipped_objective
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.layers import Scalar
@@ -68,44 +70,37 @@ class PhasicActor(Actor):
         return self.head(features) if part == "policy" else (self.head(features), self.aux_head(features))
 
 
-class PPG(TwoNetworks[PPGHyper]):
+class PPG(PolicyGradient[PPGHyper]):
     Hyper = PPGHyper
     name = "ppg"
-    actor_class = PhasicActor
+    layout = Separate(PhasicActor)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def rollout_phases(self) -> tuple[RolloutPhase, ...]:
         hp = self.hp
+        window = Window(hp.n_policy_phases, ("obs", "returns", "weights", "mask"), self.begin_auxiliary)
         return (
-            *super().phases(),
-            Phase(
-                "auxiliary", self.auxiliary_step, every=hp.n_policy_phases, times=hp.n_aux_epochs,
-                batch_size=hp.aux_batch_size, window=hp.n_policy_phases, columns=("obs", "returns", "weights", "mask"),
-                begin=self.begin_auxiliary,
-            ),
+            *super().rollout_phases(),
+            RolloutPhase("auxiliary", self.auxiliary_step, every=hp.n_policy_phases, times=hp.n_aux_epochs,
+                         batch_size=hp.aux_batch_size, window=window),
         )  # fmt: skip
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """Policy phase: the clipped objective for the actor, the squared error for the critic (algorithm 1)."""
-        hp, weights, mask = self.hp, batch["weights"], batch.get("mask")
+        hp, weights = self.hp, batch["weights"]
         advantages = weighted_normalise(batch["advantages"], weights) if hp.normalize_advantage else batch["advantages"]
         clip, ent_coef = hp.clip_range(state.progress), hp.ent_coef(state.progress)
 
         def loss(params: Params) -> tuple[Tensor, dict[str, Tensor]]:
             out, values = self.outputs(params, batch["obs"])
-            log_ratio = self.dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
-            ratio = torch.exp(log_ratio)
-            clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors
-            policy = weighted_mean(-torch.minimum(advantages * ratio, advantages * clipped), weights)
+            loss, entropy, kl, _ = clipped_objective(self.dist, out, batch, advantages, clip)
             value = weighted_mean(0.5 * (values - batch["returns"]) ** 2, weights)
-            entropy = weighted_mean(self.dist.entropy(out, mask), weights)
-            kl = weighted_mean(ratio - 1.0 - log_ratio, weights)
-            metrics = {"policy_loss": policy, "value_loss": value, "entropy": entropy, "approx_kl": kl}
-            return policy - ent_coef * entropy + value, metrics
+            metrics = {"policy_loss": loss, "value_loss": value, "entropy": entropy, "approx_kl": kl}
+            return loss - ent_coef * entropy + value, metrics
 
         return self._step(state, loss)
 
     def begin_auxiliary(self, state: TrainState, batch: Batch) -> Batch:
-        """The policy that the phase must keep: its outputs before the first step."""
+        """Add the outputs of the policy before the first step: the KL term keeps the policy close to them."""
         return {**batch, "old_out": self.policy_out(state.params, batch["obs"])}
 
     def auxiliary_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

@@ -5,10 +5,12 @@ Details that its published scores depend on (Engstrom et al. 2020; Huang et al. 
 advantages normalised per minibatch, separate actor and critic, Adam eps 1e-5, gradient clipping, a state-independent
 log-std. Deviations: behaviour log-probabilities and values are recomputed in one batch when the rollout is complete
 (the parameters have not changed, so they are the same numbers) instead of being stored step by step; observation
-statistics are updated once a rollout, after it was used.
+statistics are updated once for each rollout, after it was used.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -18,6 +20,7 @@ from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
 from rl_training.algorithms.policy_gradient.base import PolicyGradient
 from rl_training.data.storage import Batch
+from rl_training.ops.distributions import Distribution
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_normalise
 
@@ -33,39 +36,61 @@ class PPOHyper(OnPolicyHyper):
     """Standardise the advantages of each minibatch."""
 
 
+class Clipped(NamedTuple):
+    """The clipped objective of a minibatch."""
+
+    loss: Tensor  # the mean of Eq. 7, negated
+    entropy: Tensor
+    kl: Tensor  # an estimate of how far the policy has moved
+    ratio: Tensor  # [B]
+
+
+def clipped_objective(
+    dist: Distribution, out: Tensor, batch: Batch, advantages: Tensor, clip: Tensor | float
+) -> Clipped:
+    weights, mask = batch["weights"], batch.get("mask")
+    log_ratio = dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
+    ratio = torch.exp(log_ratio)
+    clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors
+    loss = weighted_mean(-torch.minimum(advantages * ratio, advantages * clipped), weights)  # Eq. 7
+    entropy = weighted_mean(dist.entropy(out, mask), weights)
+    return Clipped(loss, entropy, weighted_mean(ratio - 1.0 - log_ratio, weights), ratio)
+
+
+P = TypeVar("P", bound=PPOHyper)
+
+
+def ppo_step(algorithm: PolicyGradient[P], state: TrainState, batch: Batch) -> tuple[TrainState, Aux]:
+    """One update of policy and critic on a minibatch."""
+    hp, weights, advantages = algorithm.hp, batch["weights"], batch["advantages"]
+    if hp.normalize_advantage:
+        advantages = weighted_normalise(advantages, weights)
+    clip, ent_coef = hp.clip_range(state.progress), hp.ent_coef(state.progress)
+
+    def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        out, values = algorithm.evaluate({"policy": params}, batch)
+        policy = clipped_objective(algorithm.dist, out, batch, advantages, clip)
+        value = weighted_mean((values - batch["returns"]) ** 2, weights)
+        metrics = {
+            "policy_loss": policy.loss,
+            "value_loss": value,
+            "entropy": policy.entropy,
+            "approx_kl": policy.kl,
+            "clip_fraction": weighted_mean(((policy.ratio - 1.0).abs() > clip).to(torch.float32), weights),
+            "value_mean": weighted_mean(values, weights),
+        }
+        return policy.loss + hp.vf_coef * value - ent_coef * policy.entropy, metrics  # Eq. 9
+
+    old = state.params["policy"]
+    total, metrics, grads = value_and_grad(loss, old)
+    params, opt = algorithm.optim.update(grads, state.opt["policy"], old, hp.learning_rate(state.progress))
+    state = state._replace(params={"policy": params}, opt={"policy": opt}, step=state.step + 1)
+    return state, Aux({"loss": total, **metrics})
+
+
 class PPO(PolicyGradient[PPOHyper]):
     Hyper = PPOHyper
     name = "ppo"
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, weights, mask = self.hp, batch["weights"], batch.get("mask")
-        advantages = batch["advantages"]
-        if hp.normalize_advantage:
-            advantages = weighted_normalise(advantages, weights)
-        clip = hp.clip_range(state.progress)
-        ent_coef = hp.ent_coef(state.progress)
-
-        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            out, values = self.evaluate({"policy": params}, batch)
-            log_ratio = self.dist.log_prob(out, batch["actions"], mask) - batch["log_probs"]
-            ratio = torch.exp(log_ratio)
-            clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # floats or tensors
-            policy = weighted_mean(-torch.minimum(advantages * ratio, advantages * clipped), weights)  # Eq. 7
-            value = weighted_mean((values - batch["returns"]) ** 2, weights)
-            entropy = weighted_mean(self.dist.entropy(out, mask), weights)
-            metrics = {
-                "policy_loss": policy,
-                "value_loss": value,
-                "entropy": entropy,
-                "approx_kl": weighted_mean(ratio - 1.0 - log_ratio, weights),
-                "clip_fraction": weighted_mean(((ratio - 1.0).abs() > clip).to(torch.float32), weights),
-                "value_mean": weighted_mean(values, weights),
-            }
-            return policy + hp.vf_coef * value - ent_coef * entropy, metrics  # Eq. 9
-
-        total, metrics, grads = value_and_grad(loss, state.params["policy"])
-        params, opt = self.optim.update(
-            grads, state.opt["policy"], state.params["policy"], hp.learning_rate(state.progress)
-        )
-        state = state._replace(params={"policy": params}, opt={"policy": opt}, step=state.step + 1)
-        return state, Aux({"loss": total, **metrics})
+        return ppo_step(self, state, batch)

@@ -1,11 +1,11 @@
-"""PPO with a recurrent policy: actor and critic remember what they have seen, in an LSTM or a GRU each.
+"""PPO with a recurrent policy: actor and critic have an LSTM or a GRU each.
 
-Minibatches are made of sequences of `sequence_length` steps. Each begins with the recurrent state that the policy had
-there when it acted (stored with the rollout), and starts anew wherever an episode begins inside it. Objective,
-advantages and normalisation are those of PPO.
+Minibatches are made of sequences of `sequence_length` steps. Each sequence begins with the recurrent state that the
+policy had there when it acted, which is stored with the rollout; the state is reset wherever an episode begins inside
+the sequence. Objective, advantages and normalisation are those of PPO.
 
-Deviations: in later epochs of a rollout the stored states are those of the policy before its first update, as in other
-implementations. The value of the observation after each step is computed with the memory that includes it, so a
+Deviations: in later epochs of a rollout, the stored states are those of the policy before its first update, as in other
+implementations. The value of the observation after a step is computed with the recurrent state after that step, so a
 truncated episode bootstraps from its true last observation.
 """
 
@@ -17,10 +17,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Obs, TrainState, Tree, count_rows
+from rl_training.algorithms.acting import start_carry
+from rl_training.algorithms.base import Aux, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Widths
-from rl_training.algorithms.policy_gradient.base import Params
-from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
+from rl_training.algorithms.policy_gradient.base import PolicyGradient
+from rl_training.algorithms.policy_gradient.layouts import Params
+from rl_training.algorithms.policy_gradient.ppo import PPOHyper, ppo_step
+from rl_training.algorithms.state import count_rows
 from rl_training.data.storage import Batch, Columns
 from rl_training.models.recurrent import RecurrentActorCritic
 from rl_training.ops import distributions
@@ -53,12 +56,11 @@ class RecurrentPPOHyper(PPOHyper):
         return self
 
 
-class RecurrentPPO(PPO):
+class RecurrentPPO(PolicyGradient[RecurrentPPOHyper]):
     Hyper = RecurrentPPOHyper
-    hp: RecurrentPPOHyper
     name = "recurrent_ppo"
     recurrent = True
-    unrolled = True
+    compiled_as = "unrolled"
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
@@ -73,6 +75,9 @@ class RecurrentPPO(PPO):
         network: Any = self.modules["policy"]
         self.carry_size: int = network.cell.carry_size
 
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        return ppo_step(self, state, batch)
+
     def extra_columns(self) -> Columns:
         return {"state": ((2, self.carry_size), torch.float32)}
 
@@ -80,7 +85,7 @@ class RecurrentPPO(PPO):
         return torch.zeros(batch, 2, self.carry_size)
 
     def outlook(self, params: Params, rollout: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Every step from the state that the policy had there: one product for all of them, no walk along the time."""
+        """Every step starts from the stored state, so all steps are one batch; nothing is unrolled over time."""
         net, shape = self.nets["policy"], rollout["rewards"].shape
         obs, next_obs = (tree_map(lambda x: x.flatten(0, 1), rollout[k]) for k in ("obs", "next_obs"))
         out, values, carries = net(params["policy"], obs, rollout["state"].flatten(0, 1))
@@ -100,7 +105,9 @@ class RecurrentPPO(PPO):
 
     def evaluate(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         first = batch["is_first"].transpose(0, 1)
-        first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the stored state is that of the first step
+        first = torch.cat(
+            [torch.zeros_like(first[:1]), first[1:]]
+        )  # the stored state already belongs to the first step
         obs = tree_map(lambda x: x.transpose(0, 1), batch["obs"])  # [L, B, ...]
         out, values, _ = self.nets["policy"](params["policy"], obs, batch["state"], first)
         return out.transpose(0, 1), values.transpose(0, 1)
@@ -108,19 +115,19 @@ class RecurrentPPO(PPO):
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        seen, mask = self.observed(state, obs)
+        seen, mask = self.reader.read(state.extra, obs)
         out, _, after = self.nets["policy"](state.params["policy"], seen, carry)
         action = self.dist.sample(out, key, mask) if explore else self.dist.mode(out, mask)
         return after, action, {"state": carry}
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
         if carry is None:
-            carry = self.init_carry(count_rows(obs)).to(self.device)
-        values: Tensor = self.nets["policy"](state.params["policy"], self.observed(state, obs)[0], carry)[1]
+            carry = start_carry(self, count_rows(obs))
+        values: Tensor = self.nets["policy"](state.params["policy"], self.reader.read(state.extra, obs)[0], carry)[1]
         return values
 
 
 def is_first(rollout: Batch) -> Tensor:
-    """Rows [T, N] with which an episode begins inside the rollout; its first row starts from its stored state."""
-    ended = rollout["terminated"] | rollout["truncated"] | ~rollout["valid"]  # no transition: the row after is a reset
+    """True where an episode begins inside the rollout, [T, N]; the first row always goes on from its stored state."""
+    ended = rollout["terminated"] | rollout["truncated"] | ~rollout["valid"]  # an invalid row is followed by a reset
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])

@@ -1,8 +1,9 @@
 """Trust-region policy optimisation (Schulman et al. 2015): the natural gradient by conjugate gradient on
-Fisher-vector products, scaled to the KL bound, and a backtracking line search that holds the step to it.
+Fisher-vector products, scaled to the KL bound, and a backtracking line search that enforces the bound.
 
-One policy step on each whole rollout, then several epochs of minibatches for the critic. Iterations are fixed in
-number and chosen by selects, so the steps compile and run for many seeds. Settings are named as in sb3-contrib.
+One policy step on each whole rollout, then several epochs of minibatches for the critic. The number of iterations is
+fixed, and results are chosen by selects, so the steps compile and run for many seeds. Settings are named as in
+sb3-contrib.
 Deviations: generalised advantages (Schulman et al. 2016) instead of single-path Monte-Carlo estimates; products use
 the whole rollout, not a tenth of it.
 """
@@ -15,9 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
-from rl_training.algorithms.policy_gradient.base import Params, TwoNetworks
+from rl_training.algorithms.phases import RolloutPhase
+from rl_training.algorithms.policy_gradient.base import PolicyGradient
+from rl_training.algorithms.policy_gradient.layouts import Params, Separate
 from rl_training.data.storage import Batch
 from rl_training.ops.grad import hessian_product, value_and_grad
 from rl_training.ops.linesearch import backtracking, begin_solver, solver_step
@@ -53,39 +56,40 @@ class TRPOHyper(RolloutHyper):
         return 1 + self.n_critic_updates * (self.n_steps * num_envs // self.batch_size)
 
 
-class TRPO(TwoNetworks[TRPOHyper]):
+class TRPO(PolicyGradient[TRPOHyper]):
     Hyper = TRPOHyper
     name = "trpo"
+    layout = Separate()
 
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         return {"critic": self.optim.init(params["critic"])}
 
     def init_state(self, seed: int) -> TrainState:
-        """With room for the solver, so that each of its products can be a call of its own."""
+        """Also the solver's vectors: each of its products is a call of its own."""
         state = super().init_state(seed)
         blank = torch.zeros_like(state.params["actor"])
         room = tree_map(torch.clone, {"gradient": blank, "solver": begin_solver(blank)})
         return state._replace(extra={**state.extra, **room})
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Every iteration of the conjugate gradient is a call of one small graph: unrolled, the same products take
-        minutes to compile."""
+    def rollout_phases(self) -> tuple[RolloutPhase, ...]:
+        """Every iteration of the conjugate gradient is a call of one small graph. Unrolled into one graph, the same
+        products take minutes to compile."""
         hp = self.hp
         return (
-            Phase("gradient", self.gradient_step, "rollout", learns=False),
-            Phase("conjugate_gradient", self.solver_step, "rollout", times=hp.cg_max_steps, learns=False),
-            Phase("policy", self.search_step, "rollout"),
-            Phase("critic", self.critic_step, "rollout", times=hp.n_critic_updates, batch_size=hp.batch_size),
+            RolloutPhase("gradient", self.gradient_step, learns=False),
+            RolloutPhase("conjugate_gradient", self.solver_step, times=hp.cg_max_steps, learns=False),
+            RolloutPhase("policy", self.search_step),
+            RolloutPhase("critic", self.critic_step, times=hp.n_critic_updates, batch_size=hp.batch_size),
         )
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """A policy step and a critic step on the same batch: what `update(batch)` does."""
+        """A policy step and a critic step on the same batch: the algorithm used on its own."""
         after, policy = self.policy_step(state, batch, key)
         after, critic = self.critic_step(after, batch, key)
         return after._replace(step=state.step + 1), Aux({**policy.metrics, **critic.metrics})
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """The phases of the policy one after the other."""
+        """The phases of the policy, one after the other."""
         state, _ = self.gradient_step(state, batch, key)
         for _ in range(self.hp.cg_max_steps):
             state, _ = self.solver_step(state, batch, key)
@@ -97,11 +101,11 @@ class TRPO(TwoNetworks[TRPOHyper]):
         advantages = weighted_normalise(batch["advantages"], weights) if hp.normalize_advantage else batch["advantages"]
         out = self.policy_out({"actor": params}, batch["obs"])
         log_ratio = self.dist.log_prob(out, batch["actions"], batch.get("mask")) - batch["log_probs"]
-        ratio = torch.exp(torch.where(weights > 0, log_ratio, 0.0))  # rows that do not count cannot overflow
+        ratio = torch.exp(torch.where(weights > 0, log_ratio, 0.0))  # rows without weight must not overflow
         return weighted_mean(ratio * advantages, weights), out
 
     def fisher(self, old: Tensor, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """App. C.1: products with the Hessian of the KL divergence where it is 0, and with the damping."""
+        """App. C.1: products with the Hessian of the KL divergence at the old policy, with damping."""
         old_out = self.policy_out({"actor": old}, batch["obs"]).detach()
 
         def divergence(params: Tensor) -> Tensor:
@@ -123,7 +127,7 @@ class TRPO(TwoNetworks[TRPOHyper]):
         return state._replace(extra={**state.extra, "solver": solver}), Aux(metrics)
 
     def search_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """The largest step in the bound, then the longest part of it that holds the bound and improves."""
+        """The largest step within the bound, then the longest part of it that keeps the bound and improves."""
         hp, old, solver = self.hp, state.params["actor"], state.extra["solver"]
         weights, mask, direction = batch["weights"], batch.get("mask"), solver["solution"]
         curvature = direction.dot(state.extra["gradient"] - solver["residual"]).clamp(min=1e-20)  # x F x: F x = g - r

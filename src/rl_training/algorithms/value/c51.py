@@ -34,7 +34,7 @@ class C51Hyper(DQNHyper):
         return self
 
 
-class C51DQN(DQN):
+class C51DQN(DQN[C51Hyper]):
     Hyper = C51Hyper
     name = "c51_dqn"
     network_class = C51QNetwork

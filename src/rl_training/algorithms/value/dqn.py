@@ -2,23 +2,24 @@
 et al. 2016), noisy networks (Fortunato et al. 2018), prioritised replay (Schaul et al. 2016), n-step returns, other
 target rules (target_rules.py) and hysteretic updates (Matignon et al. 2007).
 
-C51, QR-DQN, IQN and FQF are this class with another value head: they replace `predict`, `td_loss` and (C51) `backup`.
+C51, QR-DQN, IQN and FQF are this class with another value head: they override `predict`, `td_loss` and, where needed,
+`backup`.
 
-Deviations: Huber loss on unclipped rewards, Adam instead of RMSprop, as every current implementation does. With noisy
-networks epsilon is 0 and one noise sample serves a whole batch, as in the paper's DQN variant. With n-step returns the
-bonuses of a target rule count for the first step only.
+Deviations: Huber loss on unclipped rewards, and Adam instead of RMSprop, as in every current implementation. With noisy
+networks epsilon is 0, and one noise sample is used for a whole batch, as in the paper's DQN variant. With n-step
+returns the bonuses of a target rule apply to the first step only.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, NetworkHyper, OfflineHyper, OffPolicyHyper, Positive, constant
+from rl_training.algorithms.hyper import Hyper, NetworkHyper, OffPolicyHyper, Positive, constant
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -34,7 +35,7 @@ Params = dict[str, Tensor]  # network -> flat vector
 
 
 class DQNFields(NetworkHyper):
-    """What the online and the offline algorithms share."""
+    """The settings that the online and the offline algorithms share."""
 
     learning_rate: Positive = constant(1e-3)
     """Step size of the optimiser; a number or a schedule."""
@@ -83,16 +84,19 @@ class DQNHyper(DQNFields, OffPolicyHyper):
 
 
 class TD(NamedTuple):
-    """Outcome of the loss, per sample: [B] each."""
+    """The outcome of the loss, per sample: [B] each."""
 
     loss: Tensor
     q: Tensor  # expected return of the action taken
-    target: Tensor  # the expected return that it is drawn to
+    target: Tensor  # the expected return that it is regressed on
     priority: Tensor
     parts: dict[str, Tensor]  # what a head needs after the update (FQF)
 
 
-class DQN(Algorithm[DQNFields]):
+D = TypeVar("D", bound=DQNFields)
+
+
+class DQN(Algorithm[D]):
     Hyper: ClassVar[type[Hyper]] = DQNHyper
     name = "dqn"
     actions = ("discrete",)
@@ -100,7 +104,7 @@ class DQN(Algorithm[DQNFields]):
     network_argument = "q_network"
     network_class: ClassVar[type[nn.Module]] = QNetwork
     sizes: ClassVar[tuple[str, ...]] = ()  # settings that are also attributes of the network
-    draws: ClassVar[bool] = False  # does the head itself need random numbers?
+    draws: ClassVar[bool] = False  # the head itself needs random numbers
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
@@ -123,12 +127,12 @@ class DQN(Algorithm[DQNFields]):
         return EnvSpec("custom", ArraySpec((first.in_features,)), actions)
 
     def option(self, name: str) -> Any:
-        """A setting that the network has too: the network's, and an error when the user asked for another one."""
+        """The network's value of a setting that it has too. If the user asked for another value, raise UserError."""
         network, chosen = self.modules["q"], getattr(self.hp, name)
-        held = getattr(network, name, chosen)
-        if held != chosen and name in self.hp.model_fields_set:
-            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was handed in has {held}")
-        return held
+        actual = getattr(network, name, chosen)
+        if actual != chosen and name in self.hp.model_fields_set:
+            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was handed in has {actual}")
+        return actual
 
     def setup(self) -> None:
         self.adam = self.optimizer()
@@ -138,14 +142,15 @@ class DQN(Algorithm[DQNFields]):
 
     def target_period(self) -> int:
         """Gradient steps between target updates."""
-        hp: Any = self.hp
-        if isinstance(hp, OfflineHyper):
-            return int(self.hp.target_update_interval)
-        block: int = hp.updates_per_block(self.num_envs)
-        per_step: float = block / (hp.train_freq * self.num_envs)  # updates for each environment step
-        return max(1, block, round(self.hp.target_update_interval * per_step))
+        hp: Hyper = self.hp
+        interval = self.hp.target_update_interval
+        if not isinstance(hp, OffPolicyHyper):
+            return interval
+        block = hp.updates_per_block(self.num_envs)
+        per_step = block / (hp.train_freq * self.num_envs)  # updates for each environment step
+        return max(1, block, round(interval * per_step))
 
-    # --- the value head: what C51, QR-DQN, IQN and FQF replace ---------------------------------------------------
+    # --- the value head: what C51, QR-DQN, IQN and FQF override --------------------------------------------------
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """(returns of every action in the head's own form [B, A, ...], their expectations [B, A])."""
@@ -157,7 +162,7 @@ class DQN(Algorithm[DQNFields]):
         return self.predict(params, obs, key)[1]
 
     def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
-        """What the loss regresses on, from the next state's returns: [B], or [B, N] for N quantiles."""
+        """The target of the loss, from the returns of the next state: [B], or [B, N] for N quantiles."""
         value = under(returns, policy)
         if value.ndim == 2:
             rewards, discounts = rewards.unsqueeze(-1), discounts.unsqueeze(-1)
@@ -172,11 +177,11 @@ class DQN(Algorithm[DQNFields]):
     # --- shared by every value head ------------------------------------------------------------------------------
 
     def noise(self, key: Tensor | None) -> Tensor | None:
-        """The key for noisy layers; None where there are none."""
+        """The key for noisy layers; None if there are none."""
         return key if self.noisy else None
 
     def bootstrap(self, state: TrainState, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(what `td_loss` regresses on, its expectation per sample)."""
+        """(the target of `td_loss`, its expectation per sample)."""
         hp, next_obs = self.hp, batch["next_obs"]
         slow = {**state.params, **state.target}
         keys = (None, None, None) if key is None else (rng.fold(key, 0), rng.fold(key, 1), rng.fold(key, 2))

@@ -4,11 +4,12 @@ sequences. All options of DQN (double, dueling, noisy, target rules, ...) combin
 
 A batch is B sequences. The value head reads them as a `Sequences`: the network is unrolled over the burn-in without
 gradients, then over the steps that are learned from. The value of the observation after a step comes from one more step
-of the network with the memory of that step, so truncated episodes bootstrap from their true last observation.
+of the network with the recurrent state after that step, so truncated episodes bootstrap from their true last
+observation.
 
-Deviations: one learner that also acts (no fleet of actors; epsilon falls over time instead of differing between them);
-sequences may run over the end of an episode, the memory starting anew there, instead of ending with it; n-step returns
-are cut short at the end of a sequence; the last action and reward are no inputs of the network.
+Deviations: one learner also acts (there is no fleet of actors; epsilon falls over time instead of differing between
+actors); sequences may run over the end of an episode, where the recurrent state is reset, instead of ending with it;
+n-step returns are cut short at the end of a sequence; the last action and reward are not inputs of the network.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Aux, Obs, TrainState, Tree, count_rows
+from rl_training.algorithms.acting import start_carry
+from rl_training.algorithms.base import Aux, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Widths
+from rl_training.algorithms.state import count_rows
 from rl_training.algorithms.value.dqn import DQN, DQNHyper, Params
 from rl_training.algorithms.value.target_rules import under
 from rl_training.data.sequence import RecurrentReplay, check_length, sequence_priority
@@ -35,7 +38,7 @@ RESCALABLE = ("max", "expected_sarsa", "boltzmann")  # rules that add no bonus i
 
 
 class DRQNHyper(DQNHyper):
-    in_sequence = ("burn_in", "sequence_length")
+    sequence_settings = ("burn_in", "sequence_length")
     hidden_sizes: Widths = (64,)
     """Widths of the hidden layers before the cell."""
     batch_size: int = Field(32, ge=1)
@@ -72,16 +75,15 @@ class Sequences(NamedTuple):
     obs: Any  # burn-in and learned steps
     is_first: Tensor
     state: Tensor  # [B, C], before the first step
-    next_obs: Any = None  # of the learned steps: asks for the values after each of them ...
-    bootstrap: Tensor | None = None  # ... of which row t takes those of step bootstrap[t]
+    next_obs: Any = None  # of the learned steps, if the values after each step are wanted
+    bootstrap: Tensor | None = None  # then row t takes the values after step bootstrap[t]
 
 
-class DRQN(DQN):
+class DRQN(DQN[DRQNHyper]):
     Hyper = DRQNHyper
-    hp: DRQNHyper
     name = "drqn"
     recurrent = True
-    compiled_whole = False  # it would write out three passes over the sequence: minutes, and torch 2.11 cannot
+    compiled_as = "pieces"  # one graph would unroll three passes over the sequence: minutes, and torch 2.11 cannot
     network_class = RecurrentQNetwork
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -106,19 +108,20 @@ class DRQN(DQN):
     def extra_columns(self) -> Columns:
         return {"state": ((self.carry_size,), torch.float32)} if self.hp.stored_state else {}
 
-    def replay(self, num_envs: int) -> RecurrentReplay:
+    def sources(self, num_envs: int) -> dict[str, Any]:
         hp = self.hp
-        return RecurrentReplay(
+        replay = RecurrentReplay(
             transition_columns(self.spec), hp.buffer_size, num_envs, length=hp.replay_length,
             period=hp.sequence_length - hp.overlap, gamma=hp.gamma, n_step=hp.n_step,
             state=self.extra_columns().get("state"), alpha=hp.prioritized_alpha if hp.prioritized else None,
             beta=hp.prioritized_beta,
         )  # fmt: skip
+        return {"replay": replay}
 
     # --- the value head on sequences -------------------------------------------------------------------------------
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values [T * B, A] of the learned steps of sequences, or after them."""
+        """Values [T * B, A] at the learned steps of sequences, or after them."""
         net, flat, burn_in = self.nets["q"], params["q"], self.hp.burn_in
         carry, first, steps = obs.state, obs.is_first, obs.obs
         if burn_in:
@@ -133,12 +136,12 @@ class DRQN(DQN):
         return q, q
 
     def q_values(self, params: Params, obs: Obs, key: Tensor | None = None, carry: Any = None) -> Tensor:
-        """In training (sequences) as the network gives them. Of observations in units of the return, by default at the
-        start of an episode."""
+        """Of sequences (in training): as the network outputs them. Of observations: in units of the return, by default
+        at the start of an episode."""
         if isinstance(obs, Sequences):
             return self.predict(params, obs, key)[1]
         if carry is None:
-            carry = self.init_carry(count_rows(obs)).to(self.device)
+            carry = start_carry(self, count_rows(obs))
         return self.unscaled(self.nets["q"](params["q"], obs, carry, None, self.noise(key))[0])
 
     def unscaled(self, q: Tensor) -> Tensor:
@@ -152,7 +155,7 @@ class DRQN(DQN):
         burn_in = self.hp.burn_in
         in_time: Batch = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
-        first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the state belongs to the first step
+        first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the state already belongs to the first step
         start = batch.get("state")
         if start is None:
             start = torch.zeros(first.shape[1], self.carry_size, device=self.device)

@@ -3,10 +3,10 @@
 
 The proposal reads the value network's features without sending gradients back into them, and has an optimiser of its
 own (RMSprop). Deviations: the quantile function is linear between `num_knots` knots, because embedding the fractions of
-every state by itself costs several times the rest of the update (`num_knots: 0` does it); the quantiles of a target
-count by the widths of their fractions, as they do in Q, instead of alike: once the fractions are uneven, an even mean
-is that of another distribution, and every update moves the values further away; defaults for small tasks (Adam at 1e-3
-instead of 5e-5; a faster proposal).
+every state separately costs several times the rest of the update (`num_knots: 0` does so); the quantiles of a target
+are weighted by the widths of their fractions, as they are in Q, instead of equally, because with uneven fractions an
+equal mean belongs to another distribution, and every update would move the values further away; defaults for small
+tasks (Adam at 1e-3 instead of 5e-5; a faster proposal).
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ class FQFHyper(QRDQNHyper):
     num_cosines: int = Field(64, ge=1)
     """Cosines that a fraction is embedded by."""
     num_knots: int = Field(64, ge=0)
-    """Equal steps of [0, 1] between which the quantile function is linear; 0 embeds every fraction by itself."""
+    """Equal steps of [0, 1] between which the quantile function is linear; 0 embeds every fraction separately."""
     fraction_learning_rate: Positive = constant(1e-6)
     """Step size of the proposal network (RMSprop); the paper's value for Atari is 2.5e-9."""
     fraction_ent_coef: float = Field(1e-3, ge=0.0)
     """Weight of the entropy of the fractions' widths, which keeps them from collapsing."""
 
 
-class FQF(DQN):
+class FQF(DQN[FQFHyper]):
     Hyper = FQFHyper
-    hp: FQFHyper
     name = "fqf"
     network_class = FQFModel
     sizes = ("num_quantiles", "num_cosines", "num_knots")
@@ -89,7 +88,7 @@ class FQF(DQN):
         return TD(loss, q, expected, (q - expected).abs(), parts)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """The value network as in DQN; then the proposal, by the quantile function as it was before this update."""
+        """Update the value network as in DQN, then the proposal, with the quantile function from before this update."""
         hp, before, weights = self.hp, state.params, batch["weights"]
         state, metrics, td = self.q_step(state, batch, key)
         features = td.parts["features"]

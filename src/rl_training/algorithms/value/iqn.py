@@ -1,8 +1,8 @@
 """IQN (Dabney et al. 2018b): the quantile function of the return as a network of the state and a fraction tau.
 
 Deviations, all for lower variance at lower cost: fractions are stratified, tau_i uniform in [i / N, (i + 1) / N), and
-one draw serves the whole batch (independent ones for prediction and target), so the embedding is computed for N
-fractions instead of B x N; actions are chosen by the mean over K midpoints instead of K random fractions, so that a
+one draw is used for the whole batch (prediction and target have independent draws), so the embedding is computed for N
+fractions instead of B x N; actions are chosen by the mean over K midpoints instead of K random fractions, so that the
 policy is deterministic. Defaults for small tasks: Adam at 1e-3, N = N' = 32 (paper: 5e-5, 64).
 """
 
@@ -34,9 +34,8 @@ class IQNHyper(QRDQNHyper):
     """Cosines that a fraction is embedded by."""
 
 
-class IQN(DQN):
+class IQN(DQN[IQNHyper]):
     Hyper = IQNHyper
-    hp: IQNHyper
     name = "iqn"
     network_class = ImplicitQuantileNetwork
     sizes = ("num_quantiles", "num_cosines")

@@ -28,7 +28,7 @@ class QRDQNHyper(DQNHyper):
     """Term added to the denominator of the optimiser; the papers' value."""
 
 
-class QRDQN(DQN):
+class QRDQN(DQN[QRDQNHyper]):
     Hyper = QRDQNHyper
     hp: QRDQNHyper
     name = "qr_dqn"

@@ -1,11 +1,11 @@
-"""What the value of the next state is taken to be: rules that serve every value head, scalar or distributional.
+"""Target rules: how the value of the next state is computed, for every value head, scalar or distributional.
 
-A rule never touches a distribution. From expected values it names a policy for the next state and two bonuses, and
-every head then backs up
+A rule never sees a distribution. From expected values it derives a policy for the next state and two bonuses. Every
+head then backs up
 
     reward + reward_bonus + discount * (sum_a policy(a) Z(next_obs, a) + next_bonus)
 
-For quantiles the sum is taken quantile by quantile (as in M-IQN), for C51 it mixes the distributions.
+For quantiles, the sum is taken quantile by quantile (as in M-IQN); for C51, it mixes the distributions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 TargetRule = Literal[
     "max", "expected_sarsa", "boltzmann", "soft", "mellowmax", "advantage_learning", "clipped_double", "munchausen"
 ]
-NEEDS_OBS_Q = ("advantage_learning", "munchausen")  # rules that value the current observation too
-NEEDS_ONLINE_Q = ("clipped_double",)  # rules that value the next one with the online network
+NEEDS_OBS_Q = ("advantage_learning", "munchausen")  # rules that need the values of the current observation
+NEEDS_ONLINE_Q = ("clipped_double",)  # rules that need the online network's values of the next observation
 
 
 class Backup(NamedTuple):

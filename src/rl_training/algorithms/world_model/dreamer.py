@@ -2,9 +2,9 @@
 learned inside it, on imagined trajectories. For vectors and images, discrete and continuous actions.
 
 A batch is B sequences of T observations; the reward and the end of an episode arrive with an observation. One update is
-one gradient of one sum of losses: the world model's on the sequences, actor and critic on what the model imagines from
-every state of them, and the critic once more on the sequences themselves. No gradient of the actor or of imagined
-values reaches the world model; that of the replayed values does.
+one gradient of a sum of losses: the world model's on the sequences, those of actor and critic on what the model
+imagines from every state of the sequences, and the critic's on the sequences themselves. Gradients of the actor and of
+imagined values do not reach the world model; those of replayed values do.
 
 Deviations from the paper and its published code are listed in docs/world_models.md.
 """
@@ -20,8 +20,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, Phase, TrainState, Tree, count_rows
+from rl_training.algorithms.acting import start_carry
+from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Hyper, Positive, constant
+from rl_training.algorithms.phases import ReplayPhase
+from rl_training.algorithms.state import count_rows
 from rl_training.data.dream_replay import DreamReplay
 from rl_training.data.storage import Batch, Columns, action_column
 from rl_training.models.filtering import Filtered, Filtering
@@ -46,13 +49,13 @@ OBSERVE, IMAGINE, CHOOSE = range(3)  # random streams of an update
 
 
 class DreamerHyper(Hyper):
-    in_sequence = ("batch_length",)
+    sequence_settings = ("batch_length",)
     learning_rate: Positive = constant(4e-5)
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.997, ge=0.0, le=1.0)
     """Discount factor."""
     size: Literal["tiny", "200k", "1m", "12m", "25m", "50m", "100m", "200m"] = "12m"
-    """Widths of all networks; named after the parameters they have on images, of the order of it on vectors."""
+    """Widths of all networks, named after the number of parameters for images (for vectors it is similar)."""
     batch_size: int = Field(16, ge=1)
     """Sequences in one update."""
     batch_length: int = Field(64, ge=2)
@@ -64,9 +67,9 @@ class DreamerHyper(Hyper):
     learning_starts: int = Field(1_024, ge=0)
     """Environment steps with random actions before the first update."""
     replay_period: int = Field(8, ge=1)
-    """Sequences begin at every so many-th observation; the model's memory is kept, and refreshed, there."""
+    """A new sequence starts every `replay_period` observations; the model's state is stored, and refreshed, there."""
     online: bool = True
-    """Batches begin with sequences that were never learned from."""
+    """Batches begin with sequences that have not been in a batch yet."""
     recent: float = Field(0.0, ge=0.0, le=1.0)
     """Share of a batch that comes from the newest tenth of the replay."""
     imagination_length: int = Field(15, ge=1)
@@ -78,7 +81,7 @@ class DreamerHyper(Hyper):
     unimix: float = Field(0.01, ge=0.0, le=1.0)
     """Share of the uniform distribution in latents and discrete policies."""
     free_nats: float = Field(1.0, ge=0.0)
-    """KL below which the latents are left alone."""
+    """KL divergence below which the latents are not trained."""
     dynamics_scale: float = Field(1.0, ge=0.0)
     """Weight of the loss that makes the prior predict the posterior."""
     representation_scale: float = Field(0.1, ge=0.0)
@@ -88,7 +91,7 @@ class DreamerHyper(Hyper):
     slow_critic_rate: float = Field(0.02, gt=0.0, le=1.0)
     """Share of the critic that its slow copy takes over with each update."""
     slow_critic_scale: float = Field(1.0, ge=0.0)
-    """Weight of the loss that holds the critic to its slow copy."""
+    """Weight of the loss that keeps the critic close to its slow copy."""
     return_rate: float = Field(0.01, gt=0.0, le=1.0)
     """Share of a batch in the moving percentiles that returns are scaled by."""
     warmup_updates: int = Field(1_000, ge=0)
@@ -121,14 +124,14 @@ class Sequence(NamedTuple):
 
 
 class Dream(NamedTuple):
-    """Imagined from every state of a batch: H + 1 states and H actions, [H + 1, T, B, ...]."""
+    """Imagined trajectories from every state of a batch: H + 1 states and H actions, [H + 1, T, B, ...]."""
 
     features: Tensor
     actions: Tensor
 
 
 class Prediction(NamedTuple):
-    """What the model expects, T steps ahead: [T, B, ...]."""
+    """What the model predicts, T steps ahead: [T, B, ...]."""
 
     latents: Latents
     obs: Any
@@ -143,8 +146,17 @@ class Dreamer(Algorithm[DreamerHyper]):
     bounded_actions = True
     targets = ("critic",)
     recurrent = True
-    compiled_whole = False
-    takes = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")  # see `DreamReplay`
+    compiled_as = "pieces"
+    batch_columns = (
+        "obs",
+        "actions",
+        "rewards",
+        "is_first",
+        "is_last",
+        "is_terminal",
+        "mask",
+        "state",
+    )  # see `DreamReplay`
 
     # --- networks ---------------------------------------------------------------------------------------------------
 
@@ -188,36 +200,37 @@ class Dreamer(Algorithm[DreamerHyper]):
     def init_extra(self) -> dict[str, Any]:
         return {"returns": init_percentiles()}
 
-    # --- memory: one vector of deterministic state, codes + 1 (0: none) and the last action -------------------------
+    # --- the carry: one vector of deterministic state, codes + 1 (0: none) and the last action ----------------------
 
     @property
-    def memory_size(self) -> int:
+    def carry_size(self) -> int:
         return self.sizes.deter + self.sizes.stoch + self.action_size
 
     def init_carry(self, batch: int) -> Tree:
-        return torch.zeros(batch, self.memory_size)
+        return torch.zeros(batch, self.carry_size)
 
     def extra_columns(self) -> Columns:
-        return {"state": ((self.memory_size,), torch.float32)}
+        return {"state": ((self.carry_size,), torch.float32)}
 
-    def remember(self, deter: Tensor, codes: Tensor, action: Tensor) -> Tensor:
+    def pack(self, deter: Tensor, codes: Tensor, action: Tensor) -> Tensor:
         return torch.cat([deter, (codes + 1).to(torch.float32), action], -1)
 
-    def recall(self, memory: Tensor) -> tuple[Latents, Tensor]:
-        """The state and the action that came after it."""
+    def unpack(self, carry: Tensor) -> tuple[Latents, Tensor]:
+        """The state in a carry, and the action that was taken after it."""
         sizes = self.sizes
-        deter, codes, action = torch.split(memory, [sizes.deter, sizes.stoch, self.action_size], -1)
+        deter, codes, action = torch.split(carry, [sizes.deter, sizes.stoch, self.action_size], -1)
         return Latents(deter, one_hot(codes - 1.0, sizes.classes).flatten(-2)), action
 
-    def replay(self, num_envs: int) -> DreamReplay:
+    def sources(self, num_envs: int) -> dict[str, Any]:
         hp = self.hp
-        return DreamReplay(
+        replay = DreamReplay(
             self.spec, hp.buffer_size, num_envs, length=hp.batch_length, period=self.period,
             state=self.extra_columns()["state"], recent=hp.recent, online=hp.online,
         )  # fmt: skip
+        return {"replay": replay}
 
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("update", self.train_step, rate=self.hp.rate(self.num_envs), sink="replay"),)
+    def phases(self) -> tuple[ReplayPhase, ...]:
+        return (ReplayPhase("update", self.train_step, times=self.hp.rate(self.num_envs), sink="replay"),)
 
     # --- learning ---------------------------------------------------------------------------------------------------
 
@@ -233,14 +246,14 @@ class Dreamer(Algorithm[DreamerHyper]):
             params[name], opt[name] = self.rule.update(clipped, state.opt[name], flat, rate)
         target = {"critic": polyak(state.target["critic"], params["critic"], hp.slow_critic_rate)}
         state = state._replace(params=params, target=target, opt=opt, extra={"returns": returns}, step=state.step + 1)
-        # The memory before every row where a sequence of the replay begins.
+        # The carry before every row where a sequence of the replay begins.
         actions = self.vectors(batch["actions"].transpose(0, 1))
-        memory = self.remember(deter, codes, actions)[self.period - 1 : -1 : self.period].transpose(0, 1)  # [B, K, M]
-        refreshed = {"state": memory, **{k: batch[k] for k in ("indices",) if k in batch}}
+        carry = self.pack(deter, codes, actions)[self.period - 1 : -1 : self.period].transpose(0, 1)  # [B, K, C]
+        refreshed = {"state": carry, **{k: batch[k] for k in ("indices",) if k in batch}}
         return state, Aux(metrics, rows=refreshed)
 
     def gradients(self, state: TrainState, rows: Sequence, key: Tensor) -> tuple[Params, Any]:
-        """Of the sum of all losses, by network; and (metrics, new percentiles, deterministic states, choices)."""
+        """The gradient of all losses, by network; and (metrics, new percentiles, deterministic states, codes)."""
         fixed = {name: list(self.nets[name].named(state.params[name]).values()) for name in ("world", "actor")}
         u = rng.uniform(rng.fold(key, OBSERVE), (*rows.rewards.shape, self.sizes.stoch))
 
@@ -264,7 +277,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     def sequence(self, batch: Batch) -> Sequence:
         in_time = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
-        start, action = self.recall(batch["state"])
+        start, action = self.unpack(batch["state"])
         keep = (~first).to(torch.float32)
         actions = torch.cat([action.unsqueeze(0), self.vectors(in_time["actions"][:-1])])
         last = in_time["is_last"] | torch.cat([first[1:], torch.zeros_like(first[:1])])
@@ -314,7 +327,8 @@ class Dreamer(Algorithm[DreamerHyper]):
     def behaviour_loss(
         self, params: Params, state: TrainState, rows: Sequence, latents: Latents, dream: Dream
     ) -> tuple[Tensor, Params, Params]:
-        """Actor and critic on imagined states (Eq. 5 and 6), the critic on replayed ones; and the new percentiles."""
+        """(loss of actor and critic on imagined states (Eq. 5 and 6) and of the critic on replayed ones, metrics, new
+        percentiles)."""
         hp, weights = self.hp, rows.weights
         critic = self.nets["critic"].named(params["critic"])
         slow = self.nets["critic"].named(state.target["critic"])
@@ -326,7 +340,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         returns = lambda_returns(
             self.expected(reward_logits), values[1:], discounts, torch.ones_like(discounts), hp.gae_lambda
         )  # fmt: skip
-        # How likely an imagined step is to be reached at all, discounted; nothing comes after a terminal state.
+        # The discounted probability that an imagined step is reached; nothing comes after a terminal state.
         alive = torch.cumprod(torch.cat([(1.0 - rows.terminal).unsqueeze(0), discounts[:-1]]), 0)
         counted = weights.expand_as(returns) > 0
         percentiles = update_percentiles(state.extra["returns"], returns, counted, hp.return_rate)
@@ -339,7 +353,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         value_loss = self.value_loss(value_logits[:-1], returns, self.nets["critic"](slow, dream.features[:-1]))
         critic_loss = weighted_mean((alive * value_loss).mean(0), weights)
 
-        # Replayed states: real rewards, bootstrapped by what was imagined from the state after each.
+        # Replayed states: real rewards, bootstrapped from the returns imagined in the next state.
         follows = 1.0 - rows.last
         targets = lambda_returns(
             rows.rewards[1:], returns[0, 1:], hp.gamma * (1.0 - rows.terminal[1:]), follows[1:], hp.gae_lambda
@@ -355,11 +369,11 @@ class Dreamer(Algorithm[DreamerHyper]):
         return actor_loss + critic_loss + hp.replay_value_scale * replay_loss, metrics, percentiles
 
     def bin_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy to a number spread over the two bins around it (Eq. 10)."""
+        """Cross-entropy to targets, each spread over the two bins around it (Eq. 10)."""
         return cross_entropy(logits, twohot_encode(targets.detach(), self.bins))
 
     def value_loss(self, logits: Tensor, targets: Tensor, slow_logits: Tensor) -> Tensor:
-        """Towards the returns, and towards the critic's own slow copy."""
+        """Regression on the returns and on the critic's own slow copy."""
         slow = self.expected(slow_logits.detach())
         return self.bin_loss(logits, targets) + self.hp.slow_critic_scale * self.bin_loss(logits, slow)
 
@@ -369,16 +383,16 @@ class Dreamer(Algorithm[DreamerHyper]):
     # --- acting -----------------------------------------------------------------------------------------------------
 
     def policy(self, actor: Params | Tensor, features: Tensor) -> Tensor:
-        """What the distribution reads."""
+        """The input of the action distribution."""
         return self.mixed(self.nets["actor"](actor, features))
 
     def mixed(self, out: Tensor) -> Tensor:
-        """Discrete policies keep a uniform share."""
+        """Discrete policies are mixed with the uniform distribution."""
         return unimix(out, self.hp.unimix) if self.spec.action.discrete else out
 
     def see(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor | None) -> Observed:
-        """The state of each environment once it has seen its observation, [1, N, ...]; the likeliest without a key."""
-        before, action = self.recall(carry)
+        """The state of each environment after its observation, [1, N, ...]; without a key, the most likely one."""
+        before, action = self.unpack(carry)
         rows = count_rows(obs)
         u = None if key is None else rng.uniform(key, (1, rows, self.sizes.stoch))
         obs, keep = tree_map(lambda x: x.unsqueeze(0), obs), torch.ones(1, rows, device=carry.device)
@@ -393,16 +407,16 @@ class Dreamer(Algorithm[DreamerHyper]):
         out = self.policy(state.params["actor"], seen.latents.features[0])
         action = self.distribution.sample(out, rng.fold(key, CHOOSE)) if explore else self.distribution.mode(out)
         action = action if self.spec.action.discrete else action.clamp(-1.0, 1.0)
-        after = self.remember(seen.latents.deter[0], seen.codes[0], self.vectors(action))
+        after = self.pack(seen.latents.deter[0], seen.codes[0], self.vectors(action))
         return after, action, {"state": carry}
 
-    def acted(self, carry: Tree, actions: Tensor) -> Tree:
+    def replace_actions(self, carry: Tree, actions: Tensor) -> Tree:
         return torch.cat([carry[:, : -self.action_size], self.vectors(actions)], -1)
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
-        """Return that the critic expects, by default at the start of an episode."""
+        """The return that the critic expects, by default at the start of an episode."""
         if carry is None:
-            carry = self.init_carry(count_rows(obs)).to(self.device)
+            carry = start_carry(self, count_rows(obs))
         seen = self.see(state, carry, obs, None)
         return self.expected(self.nets["critic"](state.params["critic"], seen.latents.features[0]))
 
@@ -413,7 +427,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         """States of the world after each observation, [T, B, ...]; `actions` [T, B, ...] were taken after each."""
         before = self.vectors(actions)
         before = torch.cat([torch.zeros_like(before[:1]), before[:-1]])
-        start, _ = self.recall(self.init_carry(is_first.shape[1]).to(self.device))
+        start, _ = self.unpack(start_carry(self, is_first.shape[1]))
         u = rng.uniform(key, (*is_first.shape, self.sizes.stoch))
         keep = (~is_first).to(torch.float32)
         seen: Observed = self.nets["world"](state.params["world"], "observe", obs, before, keep, start, u)
@@ -421,7 +435,7 @@ class Dreamer(Algorithm[DreamerHyper]):
 
     @torch.no_grad()
     def predict(self, state: TrainState, latents: Latents, actions: Tensor, key: Tensor) -> Prediction:
-        """What follows a state [B, ...] when `actions` [T, B, ...] are taken, without looking."""
+        """What the model predicts after a state [B, ...] if `actions` [T, B, ...] are taken."""
         world = self.nets["world"].named(state.params["world"])
         u = rng.uniform(key, (*actions.shape[:2], self.sizes.stoch))
         steps = []
@@ -434,7 +448,7 @@ class Dreamer(Algorithm[DreamerHyper]):
 
     @torch.no_grad()
     def decode(self, state: TrainState, latents: Latents) -> Obs:
-        """The observation that a state stands for, in the environment's units (images: float32 in [0, 255])."""
+        """The observation that belongs to a state, in the environment's units (images: float32 in [0, 255])."""
         return self.nets["world"](state.params["world"], "observation", latents)
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rl_training import registry
-from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_rows
+from rl_training.algorithms.acting import RunningEpisodes
+from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.algorithms.state import count_rows
 from rl_training.envs.given import EnvInput, fresh, given, read_spaces
 from rl_training.envs.masks import mask_components, rows_without_actions
 from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, make_action_spec
@@ -65,7 +67,7 @@ class Agent:
         self._encoder: Any = None
         self._decoder: Any = None
         self._calls = 0
-        self.memory = Memory(algorithm)
+        self.episodes = RunningEpisodes(algorithm)
         self._key = rng.key_from_seed(self.seeds[self.index], 7).to(algorithm.device)
 
     @classmethod
@@ -135,7 +137,7 @@ class Agent:
         """Action(s) for the environment: for one observation, or a batch of them.
 
         A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
-        it, or `episode_start` (a flag, or one for each observation). `memory.carry` can be kept and put back.
+        it, or `episode_start` (a flag, or one for each observation). `episodes.carry` can be kept and put back.
         `action_mask` is for environments that give the mask in info; one in the observation is read from there.
         `reward` is what the last action was paid: decision_transformer takes it off the return that it still owes.
         """
@@ -151,15 +153,15 @@ class Agent:
         self._calls += 1
         key = self._key if deterministic else rng.fold(self._key, self._calls)
         self._observe(reward, episode_start)
-        carry = self.memory.read(count_rows(batch), episode_start)
+        carry = self.episodes.read(count_rows(batch), episode_start)
         carry, action, _ = self.algorithm.select_action(self.state, carry, batch, key, explore=not deterministic)
-        self.memory.write(carry)
+        self.episodes.write(carry)
         decoded = self._decoder.decode(action.cpu().numpy())
         return decoded[0] if single else decoded
 
     def _observe(self, reward: Any, episode_start: Any) -> None:
         """Tell the policy what its last action was paid, where it wants to know."""
-        if not self.algorithm.sees_rewards or self.memory.carry is None:
+        if not self.algorithm.sees_rewards or self.episodes.carry is None:
             return
         if reward is None:
             if episode_start is not None and bool(np.all(episode_start)):
@@ -168,22 +170,22 @@ class Agent:
                 f"{self.config.algo} must be told the reward of its last action: predict(obs, reward=...), or reset()"
                 " where an episode begins"
             )
-        held = self.memory.carry["reward"]
-        paid = torch.as_tensor(np.asarray(reward, np.float32), device=held.device).reshape(-1)
-        if paid.shape != held.shape:
-            raise UserError(f"there are {paid.numel()} rewards for {held.numel()} running episodes")
-        self.memory.carry = self.algorithm.observe(self.memory.carry, paid)
+        last = self.episodes.carry["reward"]
+        paid = torch.as_tensor(np.asarray(reward, np.float32), device=last.device).reshape(-1)
+        if paid.shape != last.shape:
+            raise UserError(f"there are {paid.numel()} rewards for {last.numel()} running episodes")
+        self.episodes.carry = self.algorithm.observe(self.episodes.carry, paid)
 
     def reset(self) -> None:
         """Begin new episodes: a recurrent agent forgets what it has seen; others have nothing to forget."""
-        self.memory.reset()
+        self.episodes.reset()
 
     @torch.no_grad()
     def value(self, obs: Any) -> Any:
         """The critic's estimate of the return from obs under the policy: a float, or an array for a batch. A recurrent
         agent judges by what it remembers, and does not remember being asked."""
         batch, single = self._encode(obs)
-        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        seen = {"carry": self.episodes.read(count_rows(batch))} if self.algorithm.recurrent else {}
         return self._result(self.algorithm.value(self.state, batch, **seen), single)
 
     @torch.no_grad()
@@ -193,7 +195,7 @@ class Agent:
         if q_values is None or not self.algorithm.spec.action.discrete:
             raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
         batch, single = self._encode(obs)
-        seen = {"carry": self.memory.read(count_rows(batch))} if self.algorithm.recurrent else {}
+        seen = {"carry": self.episodes.read(count_rows(batch))} if self.algorithm.recurrent else {}
         values = q_values(self.state.params, batch, **seen).cpu().numpy()
         return values[0] if single else values
 

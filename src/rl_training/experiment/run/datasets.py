@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.base import Expert
+from rl_training.algorithms.acting import reset_carry, start_carry
+from rl_training.algorithms.expert import Expert
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
@@ -195,8 +196,7 @@ class _Actor:
         self.agent, self.recipe, self.envs = agent, recipe, envs
         self.random = np.random.default_rng([recipe.seed, STREAM])
         self.key = rng.key_from_seed(recipe.seed, STREAM)
-        self.carry: Any = agent.algorithm.init_carry(envs.num_envs) if agent is not None else ()
-        self.fresh = self.carry
+        self.carry: Any = start_carry(agent.algorithm, envs.num_envs) if agent is not None else ()
         self.steps = 0
 
     def paid(self, rewards: Array) -> None:
@@ -216,10 +216,7 @@ class _Actor:
         if self.agent is None:
             return uniform
         algorithm = self.agent.algorithm
-        mask = torch.as_tensor(ended)
-        self.carry = tree_map(
-            lambda old, new: torch.where(mask.view(-1, *[1] * (old.ndim - 1)), new, old), self.carry, self.fresh
-        )
+        self.carry = reset_carry(algorithm, self.carry, torch.as_tensor(ended))
         key = rng.fold(self.key, self.steps)
         self.steps += 1
         with torch.no_grad():

@@ -74,7 +74,12 @@ class Trainer:
         planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
         kind = entry.load()
         self.choice = choose_mode(
-            config.execution, self.device, planned, len(self.seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+            config.execution,
+            self.device,
+            planned,
+            len(self.seeds),
+            whole=kind.compiled_as != "pieces",
+            unrolled=kind.compiled_as == "unrolled",
         )
         self.envs: VectorEnv = make_vector_env(
             source, seeds=self.seeds, num_envs=config.num_envs, vectorization=config.vectorization,

@@ -130,13 +130,13 @@ def export(agent: Agent, output: str | Path) -> Exported:
     if agent.algorithm.device.type != "cpu":
         raise UserError("export works on the CPU: load the agent with device='cpu'")
     _check_memory(agent)
-    policy, held = Policy(agent).eval(), agent.memory.carry
+    policy, held = Policy(agent).eval(), agent.episodes.carry
     batches = [(batch, _inputs(policy, batch)) for batch in (_random_observations(agent), _real_observations(agent))]
     sample = batches[0][1]
     with _quiet(), torch.no_grad():
         data, run = (_onnx if kind == "onnx" else _program)(policy, sample, _notes(agent))
         error, different = _compare(agent, run, batches)
-    agent.memory.carry = held
+    agent.episodes.carry = held
     _write(path, data)
     return Exported(
         path=str(path), format=kind, inputs={name: _described(array) for name, array in sample.items()},
@@ -229,10 +229,10 @@ def _compare(agent: Agent, run: Callable[[Inputs], Any], batches: list[tuple[Any
     """Largest error and number of different discrete actions; an error where the file is not the policy."""
     error, different, total = 0.0, 0, 0
     for observations, inputs in batches:
-        agent.memory.carry = torch.from_numpy(inputs[_MEMORY]) if agent.algorithm.recurrent else None
+        agent.episodes.carry = torch.from_numpy(inputs[_MEMORY]) if agent.algorithm.recurrent else None
         expected = [np.asarray(agent.predict(observations))]
         if agent.algorithm.recurrent:
-            expected.append(agent.memory.carry.numpy())
+            expected.append(agent.episodes.carry.numpy())
         one = {name: array[:1] for name, array in inputs.items()}  # another batch size than the traced one, too
         pairs = [*zip(expected, run(inputs), strict=True), *zip([x[:1] for x in expected], run(one), strict=True)]
         for wanted, actual in pairs:

@@ -32,7 +32,12 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
     device = choose_device(config.device)
     kind = entry.load()
     mode, reason = choose_mode(
-        config.execution, device, updates, len(config.all_seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
+        config.execution,
+        device,
+        updates,
+        len(config.all_seeds),
+        whole=kind.compiled_as != "pieces",
+        unrolled=kind.compiled_as == "unrolled",
     )
     libraries = _resident()
     # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.

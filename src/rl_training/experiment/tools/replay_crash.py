@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Aux, Phase, TrainState
+from rl_training.algorithms.base import Aux, TrainState
+from rl_training.algorithms.phases import Phase
 from rl_training.envs.vector import EnvError
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.experiment.run.agent import safe_env_id

@@ -1,8 +1,8 @@
 """The device side of training: all learning state as one tree of tensors, and the functions that advance it.
 
-`interact` stores the last transition and chooses the next actions; `update` samples from replay and learns (rollouts:
-rollout_learner.py). Each is one function of the tree, so each is one graph, and each works on all seeds at once.
-Every tensor has a leading seed axis S; algorithms never see it.
+`interact` stores the last transition and chooses the next actions; the learners of each loop add how they learn. Each
+of these is one function of the tree, so each is one graph, and each works on all seeds at once. Every tensor has a
+leading seed axis S; algorithms never see it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, TrainState, rows_like
+from rl_training.algorithms.acting import reset_carry, start_carry
+from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.data.storage import Storage, action_column, map_columns, observation_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
@@ -23,7 +24,7 @@ from rl_training.runtime.engine.executor import Executor
 if TYPE_CHECKING:
     from rl_training.envs.vector import Step
 
-FIXED = ("data", "prior")  # parts of the tree that hold transitions; `prior` never changes and is never saved
+FIXED = ("data", "prior")  # parts of the tree that are transitions; `prior` never changes and is never saved
 ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
 
 
@@ -32,7 +33,7 @@ def first_seed(tree: Any) -> Any:
 
 
 def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] = first_seed) -> Callable[..., Any]:
-    """Apply a function of one seed's trees to trees with a seed axis: vmap, or a plain call for a single seed."""
+    """A function of one seed's trees, for trees with a seed axis: vmap, or a plain call where there is one seed."""
     if seeds > 1:
         return torch.vmap(fn)
 
@@ -43,7 +44,7 @@ def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] =
 
 
 class Learner:
-    """State and functions common to every loop."""
+    """The state and the functions that every loop needs."""
 
     def __init__(
         self, algorithm: Algorithm[Any], store: Storage, seeds: Sequence[int], horizon: int, executor: Executor
@@ -61,14 +62,14 @@ class Learner:
             "keys": torch.stack([rng.key_from_seed(seed) for seed in self.seeds]).to(device),
             "obs": map_columns(rows, observation_columns(spec)),
             "actions": rows(*action_column(spec)),
-            "extras": map_columns(rows, algorithm.extra_columns()),  # what the policy wants stored with its actions
-            "carry": tree_stack([tree_map(lambda x: x.to(device), algorithm.init_carry(envs))] * count),
+            "extras": map_columns(rows, algorithm.extra_columns()),  # stored with the actions
+            "carry": tree_stack([start_carry(algorithm, envs)] * count),
             "steps": torch.zeros(count, dtype=torch.int64, device=device),  # calls of `interact`, the clock of acting
             "env_steps": torch.zeros(count, dtype=torch.int64, device=device),
             "horizon": torch.full((count,), max(1, horizon), dtype=torch.int64, device=device),
             "bad_step": torch.full((count,), -1, dtype=torch.int64, device=device),  # first non-finite update
         }
-        # What the environments give back, in static buffers that a captured graph can read.
+        # What the environments returned, in static buffers that a captured graph can read.
         self.inputs: dict[str, Any] = {
             "obs": map_columns(rows, observation_columns(spec)),
             "final_obs": map_columns(rows, observation_columns(spec)),
@@ -78,7 +79,7 @@ class Learner:
         rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
-        self.uneventful = False  # do they say that every row is stored and no episode ended?
+        self.all_continue = False  # the loaded step has only valid rows, and no episode ended in it
         self._chosen = self.tree["actions"].flatten(0, 1)
         self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
@@ -86,12 +87,12 @@ class Learner:
         self._interact = executor.wrap(self.interact_fn, self.small_state)
 
     def per_seed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn`, written for one seed, for all of them."""
+        """`fn`, which is written for one seed, for all seeds."""
         return over_seeds(fn, len(self.seeds), self._first)
 
     def _first(self, tree: Any) -> Any:
-        """The only seed's part of a tree. In eager mode the views of a static tree (all but single tensors) are made
-        once: cutting twenty tensors anew costs a tenth of an update."""
+        """The only seed's part of a tree. In eager mode the views of a static tree are made once (except of a single
+        tensor): slicing twenty tensors again costs a tenth of an update."""
         if torch.compiler.is_compiling() or isinstance(tree, Tensor):
             return first_seed(tree)
         known = self._views.get(id(tree))
@@ -105,7 +106,7 @@ class Learner:
         return state
 
     def small_state(self) -> Any:
-        """Everything but the stored transitions: what a capture's trial runs must not change."""
+        """Everything but the stored transitions. The trial runs before a capture must not change it."""
         stored = {*self.store.columns, "ring"}
         data = {k: v for k, v in self.tree["data"].items() if k not in stored}
         return {**{k: v for k, v in self.tree.items() if k not in FIXED}, "data": data}
@@ -133,10 +134,9 @@ class Learner:
         """Actions for the observations in `inputs`, of every seed: [S, N, ...]."""
 
         def one(train: TrainState, carry: Any, obs: Any, scalars: Tensor, key: Tensor, step: Tensor) -> Any:
-            if tree_leaves(carry):  # an episode begins after the end of one, and after a row that is no transition
+            if tree_leaves(carry):  # an episode begins after the end of another one, and after an invalid row
                 starts = (scalars[:, 1] + scalars[:, 2] > 0.5) | (scalars[:, 3] < 0.5)
-                fresh = tree_map(lambda x: x.to(starts.device), self.algorithm.init_carry(self.num_envs))
-                carry = tree_map(lambda old, new: torch.where(rows_like(starts, old), new, old), carry, fresh)
+                carry = reset_carry(self.algorithm, carry, starts)
             act_key = rng.fold(rng.fold(key, ACT), step)
             return self.algorithm.select_action(train, carry, obs, act_key, explore=True)
 
@@ -156,23 +156,26 @@ class Learner:
         return self.act_fn(tree, inputs)
 
     def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
-        """Copy what the environments returned into the input buffers."""
+        """Copy a step of the environments into the input buffers."""
         self._wait()
         reward, terminated, truncated, valid, advance = self._columns
         reward[:] = step.rewards
-        if not (step.uneventful and self.uneventful):  # most steps say what the last one said
+        if not (step.all_continue and self.all_continue):  # in most steps, nothing changes but the reward
             terminated[:] = step.terminated
             truncated[:] = step.truncated
             valid[:] = step.valid
             advance[:] = True if keep_invalid else step.valid
-            self.uneventful = step.uneventful
+            self.all_continue = step.all_continue
         self._upload(step.obs, step.final_obs)
 
     def load_reset(self, obs: Any, *, begins: bool = True, lost: bool = False) -> None:
-        """Observations to act on, and no transition to store. Episodes begin with them, unless the loaded transition
-        was only stored already (`begins` False): then they begin where it says. `lost`: running episodes are over."""
+        """Load observations to act on, without a transition to store.
+
+        With `begins`, every row begins an episode. Without it, the loaded transition was stored already, and episodes
+        begin where it ended one. `lost`: the running episodes are over.
+        """
         self._wait()
-        self.uneventful = False
+        self.all_continue = False
         self._scalars[:, :1] = 0.0
         self._scalars[:, 4] = 0.0
         if begins:
@@ -181,12 +184,12 @@ class Learner:
         self._upload(obs, obs)
 
     def _wait(self) -> None:
-        """The last copy to the device has left the staging buffers."""
+        """Wait until the last copy to the device has left the staging buffers."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def _upload(self, obs: Any, final_obs: Any) -> None:
-        """NumPy writes straight into the buffers (on the CPU: the inputs themselves): a tenth of a copy's cost."""
+        """Write the observations into the buffers with NumPy, at a tenth of the cost of a tensor copy."""
         arrays = (*_arrays(obs), *_arrays(final_obs)) if isinstance(obs, dict) else (obs, final_obs)
         for rows, array in zip(self._host_obs, arrays, strict=True):
             rows[...] = array
@@ -198,14 +201,14 @@ class Learner:
         self._copied.record()
 
     def interact(self) -> np.ndarray:
-        """Store the loaded transition and return the next actions [M, ...] as an array."""
+        """Store the loaded transition, and return the next actions [M, ...] as an array."""
         self._interact(self.tree, self.inputs)
         return self.chosen_actions()
 
     def act(self) -> np.ndarray:
-        """The next actions alone: what is loaded was stored before. The row written beside is not counted, so the
+        """The next actions alone: the loaded transition was stored before. It is written again but not counted, so the
         next one replaces it."""
-        self.uneventful = False
+        self.all_continue = False
         if self.device.type == "cpu":
             self._scalars[:, 4] = 0.0
         else:
@@ -218,7 +221,7 @@ class Learner:
 
     @torch.no_grad()
     def random_actions(self) -> np.ndarray:
-        """Uniform actions instead of the policy's: [-1, 1] or any of the discrete ones. Replaces the last choice."""
+        """Uniform random actions, which replace those that the policy chose last."""
         spec = self.algorithm.spec.action
 
         def one(key: Tensor, step: Tensor) -> Tensor:
@@ -232,11 +235,11 @@ class Learner:
         actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
         self.tree["actions"].copy_(actions)
         if self.algorithm.recurrent:
-            copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
+            copy_into(self.tree["carry"], self.per_seed(self.algorithm.replace_actions)(self.tree["carry"], actions))
         return self.chosen_actions()
 
     def chosen_actions(self) -> np.ndarray:
-        """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
+        """The actions chosen last, [M, ...]. On the CPU, the next choice overwrites this array."""
         if self._chosen_array is not None:
             return self._chosen_array
         array: np.ndarray = self._chosen.cpu().numpy()
@@ -245,7 +248,7 @@ class Learner:
     # --- learning ----------------------------------------------------------------------------------------------
 
     def note_metrics(self, tree: dict[str, Any], before: Tensor, metrics: dict[str, Tensor]) -> None:
-        """Remember the first update whose metrics were not finite; checked on the host now and then."""
+        """Note the first update whose metrics were not finite; the host checks for it now and then."""
         total = torch.stack([m.to(torch.float32) for m in metrics.values()]).sum(0)  # [S]
         bad = tree["bad_step"]
         bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))

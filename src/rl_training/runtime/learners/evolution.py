@@ -1,4 +1,4 @@
-"""Evolution strategies: each environment acts with the parameters of one member of a generation."""
+"""Learning by evolution strategies: each environment acts with the parameters of one member of a generation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Phase, TrainState
+from rl_training.algorithms.base import TrainState
 from rl_training.algorithms.evolution.base import Evolution
+from rl_training.algorithms.phases import RolloutPhase
 from rl_training.data.storage import Batch, require_memory
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_map
@@ -21,7 +22,7 @@ IDLE = -1
 
 
 class Population:
-    """The tensors of a generation, where other learners keep transitions: [S, ...] each."""
+    """The tensors of a generation ([S, ...] each). It takes the place of other learners' store of transitions."""
 
     def __init__(self, algorithm: Evolution[Any], num_envs: int) -> None:
         self.algorithm, self.num_envs, self.columns = algorithm, num_envs, dict[str, Any]()
@@ -32,7 +33,7 @@ class Population:
         seen = tree_map(lambda x: torch.stack([x] * seeds).to(device), self.algorithm.no_observations())
         return {
             "noise": torch.zeros(seeds, hp.n_delta, size, device=device),
-            "members": torch.zeros(seeds, self.num_envs, size, device=device),  # parameters that each row acts with
+            "members": torch.zeros(seeds, self.num_envs, size, device=device),  # the parameters that each row acts with
             "episodes": torch.full((seeds, self.num_envs), IDLE, dtype=torch.int64, device=device),
             "scores": torch.zeros(seeds, hp.episodes, device=device),
             "complete": torch.zeros(seeds, dtype=torch.bool, device=device),
@@ -40,14 +41,14 @@ class Population:
         }
 
     def write(self, data: dict[str, Any], row: dict[str, Any], advance: Tensor) -> None:
-        """Transitions are not kept."""
+        """Nothing: transitions are not kept."""
 
     def written(self, data: dict[str, Any], count: int | None = None) -> dict[str, Any]:
-        """All of it: a generation has one size."""
+        """All tensors: a generation always has the same size."""
         return data
 
     def cut(self, data: dict[str, Any]) -> None:
-        """Rows whose episode was lost play theirs again."""
+        """Nothing: rows whose episode was lost play it again."""
 
 
 class EvolutionLearner(Learner):
@@ -56,7 +57,7 @@ class EvolutionLearner(Learner):
     ) -> None:
         store: Any = Population(algorithm, num_envs)
         super().__init__(algorithm, store, seeds, horizon, executor)
-        self.evolution, self.phases = algorithm, algorithm.phases()
+        self.evolution, self.phases = algorithm, (RolloutPhase("update", algorithm.train_step),)
         noise = [self._noise(self.train.step[i], key) for i, key in enumerate(self.tree["keys"])]
         self.tree["data"]["noise"].copy_(torch.stack(noise))
         self._assign = executor.wrap(self.assign_fn, self.small_state)
@@ -66,7 +67,7 @@ class EvolutionLearner(Learner):
         return self.evolution.noise(rng.fold(rng.fold(key, SAMPLE), step))
 
     def act_fn(self, tree: dict[str, Any], inputs: dict[str, Any]) -> Tensor:
-        """The actions of the members, each in its row; the states of those that count are noted."""
+        """The actions of the members, each in its row. Observations in rows that count enter the statistics."""
 
         def one(train: TrainState, data: dict[str, Any], obs: Any) -> Any:
             seen = self.evolution.note(data["seen"], obs, data["episodes"] >= 0)
@@ -93,12 +94,12 @@ class EvolutionLearner(Learner):
         return self.evolution.prepare(train, data, key)
 
     def update_fn(self, tree: dict[str, Any]) -> dict[str, Tensor]:
-        """Learn from the generations that are complete, and draw the next ones; other seeds stay as they are."""
+        """Seeds whose generation is complete learn from it and draw the next one; the others stay as they are."""
 
         def one(train: TrainState, data: dict[str, Any], key: Tensor) -> Any:
             step_key = rng.fold(rng.fold(key, LEARN), train.step)
             prepared, batch = self.batch(train, data, step_key)
-            new, aux = self.phases[0].step(prepared, batch, step_key)
+            new, aux = self.evolution.train_step(prepared, batch, step_key)
             empty = tree_map(torch.zeros_like, data["seen"])
             after = (new, self._noise(new.step, key), empty)
             before = (train, data["noise"], data["seen"])
@@ -111,8 +112,8 @@ class EvolutionLearner(Learner):
         self.note_metrics(tree, before, {k: torch.where(data["complete"], v, 0.0) for k, v in metrics.items()})
         return metrics  # type: ignore[no-any-return]
 
-    def minibatch(self, phase: Phase, *_: Any) -> Batch:
-        """What the next update reads, of every seed."""
+    def minibatch(self, phase: RolloutPhase, *_: Any) -> Batch:
+        """The batch that the next update reads, of every seed."""
         return self.per_seed(lambda *trees: self.batch(*trees)[1])(  # type: ignore[no-any-return]
             self.train, self.tree["data"], self.tree["keys"]
         )

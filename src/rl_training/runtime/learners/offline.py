@@ -1,4 +1,4 @@
-"""The device side of offline training: updates on a dataset, several of them in one call if wanted."""
+"""Offline learning: updates on a dataset, several of them in one call if the settings say so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
+from rl_training.data.dataset import DatasetSource
 from rl_training.data.source import Sink
 from rl_training.errors import UserError
 from rl_training.runtime.engine.executor import Executor
@@ -18,15 +19,15 @@ from rl_training.runtime.learners.replay import ReplayLearner
 
 
 class OfflineLearner(ReplayLearner):
-    """`ReplayLearner` whose replay is a dataset: nothing is stored, and the schedules follow the gradient steps."""
+    """A `ReplayLearner` whose replay is a dataset: nothing is stored, and schedules follow the gradient steps."""
 
     def __init__(self, algorithm: Algorithm[Any], seeds: Sequence[int], horizon: int, executor: Executor) -> None:
         hp: OfflineHyper = algorithm.hp
         if algorithm.dataset is None:
             raise UserError(f"{algorithm.name} learns from a dataset; none was given")
-        source: Any = algorithm.offline_source()
+        own = algorithm.sources(1)
+        source: Any = own.pop("replay", None) or DatasetSource(algorithm.dataset, hp.gamma, algorithm.dataset_columns)
         Learner.__init__(self, algorithm, source, seeds, horizon, executor)
-        own = algorithm.sources()
         self.batch_size, self.sources = hp.batch_size, {"replay": source, **own}
         self.sinks = {k: v for k, v in own.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
@@ -37,8 +38,8 @@ class OfflineLearner(ReplayLearner):
         self._steps_taken: int | None = None
 
     def repeated(self, due: tuple[bool, ...]) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
-        """Several updates as one function, so one graph; `due` says which of them learn everything, not only what
-        learns between two of those (a delayed policy)."""
+        """Several updates as one function, so one graph. `due` tells which of them run the phase's `step`; the others
+        run its `between` (a delayed policy)."""
         kinds = [self.update_of(kind) for kind in self.phases[-1].kinds.values()]
         steps = [kinds[not whole] for whole in due]
 
@@ -54,7 +55,7 @@ class OfflineLearner(ReplayLearner):
         return update
 
     def call(self, name: str) -> dict[str, Tensor]:
-        """The next update, or the next `updates` as one."""
+        """The next update (`update`), or the next `updates_per_call` as one (`updates`)."""
         if self._steps_taken is None:
             self._steps_taken = int(self.train.step.flatten()[0])
         first, period = self._steps_taken, self.phases[-1].period

@@ -1,4 +1,4 @@
-"""Off-policy learning: sample from replay and other sources, update, write the outcome back."""
+"""Off-policy learning: sample from replay and other sources, update, write priorities and rows back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Phase, TrainState
+from rl_training.algorithms.base import Algorithm, TrainState
+from rl_training.algorithms.phases import ReplayPhase
+from rl_training.algorithms.prior_data import PriorFields, mix_with_prior
 from rl_training.data.frames import Frames
 from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
-from rl_training.data.source import MixedSource, Sink, Source
+from rl_training.data.source import Sink, Source
 from rl_training.data.storage import Batch, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -41,44 +43,44 @@ def make_replay(
 
 
 class ReplayLearner(Learner):
-    """Off-policy: `update(n)` takes n gradient steps on sampled batches."""
+    """Off-policy: `update(n)` takes n steps of a phase on sampled batches."""
 
     def __init__(
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
         compute_reward: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
-        store = algorithm.replay(num_envs) or make_replay(algorithm, num_envs, compute_reward)
+        own = algorithm.sources(num_envs)
+        store = own.pop("replay", None) or make_replay(algorithm, num_envs, compute_reward)
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.replay = store
         self.batch_size = algorithm.hp.batch_size
-        own = algorithm.sources()
         self.sources: dict[str, Source] = {"replay": store, **own}
         self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
         self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
-        if (prior := algorithm.prior()) is not None:
-            self.sources["mixed"] = MixedSource(algorithm.beside_prior(store), *prior)
-            self.tree["prior"] = prior[0].init(len(self.seeds), self.device)
+        if isinstance(algorithm.hp, PriorFields):
+            prior, self.sources["replay"] = mix_with_prior(algorithm, store)
+            self.tree["prior"] = prior.init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
         self._updates = {
-            name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_whole)
+            name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_as != "pieces")
             for name, kind in kinds.items()
         }
-        self._steps_taken: int | None = None  # of `train.step`, on this side; read from it at the first update
+        self._steps_taken: int | None = None  # `train.step` on the host; read from the device at the first update
 
-    def source_data(self, tree: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
+    def source_data(self, tree: dict[str, Any], phase: ReplayPhase) -> list[dict[str, Any]]:
         """The tensors of each source of a phase."""
 
         def of(name: str) -> dict[str, Any]:
-            if name == "mixed":
+            if name == "replay" and "prior" in tree:
                 return {"first": tree["data"], "second": tree["prior"]}
             data: dict[str, Any] = tree["data"] if name == "replay" else tree["sources"][name]
             return data
 
         return [of(name) for name in phase.sources]
 
-    def sample_one(self, phase: Phase, train: TrainState, key: Tensor, *data: dict[str, Any]) -> Batch:
-        """The batch of one seed for the next step of a phase."""
+    def sample_one(self, phase: ReplayPhase, train: TrainState, key: Tensor, *data: dict[str, Any]) -> Batch:
+        """The batch of one seed that the next step of a phase reads."""
         sample_key = rng.fold(rng.fold(key, SAMPLE), phase.clock(train) if phase.clock else train.step)
         at = dict(zip(phase.sources, data))
         batch: Batch = {}
@@ -93,8 +95,8 @@ class ReplayLearner(Learner):
             batch["frontier"] = at[phase.sink]["frontier"]
         return batch
 
-    def update_of(self, phase: Phase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
-        """Sampling, one step of the phase, and the way its result goes back: one function, so one graph."""
+    def update_of(self, phase: ReplayPhase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
+        """Sample, take one step of the phase, and write the results back: one function, so one graph."""
 
         def one(train: TrainState, key: Tensor, *data: dict[str, Any]) -> Any:
             batch = self.sample_one(phase, train, key, *data)
@@ -107,7 +109,7 @@ class ReplayLearner(Learner):
             before = tree["train"].step.clone()
             data = self.source_data(tree, phase)
             out = self.per_seed(one)(tree["train"], tree["keys"], *data)
-            if phase.source is not None and phase.also is None:  # two sources have no common scale of priorities
+            if phase.source is not None and phase.also is None:  # the priorities of two sources have no common scale
                 self.sources[phase.source].feedback(data[0], out["indices"], out.get("priority"))
             if phase.sink is not None:
                 self.sinks[phase.sink].append(data[phase.sources.index(phase.sink)], out["rows"])
@@ -118,16 +120,16 @@ class ReplayLearner(Learner):
 
         return update
 
-    def update(self, times: int, phase: Phase | None = None) -> dict[str, Tensor]:
-        """`times` gradient steps of a phase (the first one when none is named)."""
+    def update(self, times: int, phase: ReplayPhase | None = None) -> dict[str, Tensor]:
+        """`times` steps of a phase (the first one if none is given)."""
         phase = phase or self.phases[0]
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
             metrics |= self._updates[self._next(phase)](self.tree)
         return metrics
 
-    def _next(self, phase: Phase) -> str:
-        """Name of the function that the next call of a phase runs."""
+    def _next(self, phase: ReplayPhase) -> str:
+        """The name of the function that the next call of a phase runs."""
         if phase.between is None:
             return phase.name
         if self._steps_taken is None:

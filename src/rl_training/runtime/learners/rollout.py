@@ -1,5 +1,5 @@
-"""Learning from rollouts: `prepare` makes the batch of a complete one, then the phases take their steps on minibatches
-of it. The tree and the functions common to every loop are in learner.py."""
+"""On-policy learning: `prepare` makes a batch of a complete rollout, then the phases take their steps on minibatches of
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Phase, TrainState
+from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.algorithms.hyper import RolloutHyper
+from rl_training.algorithms.phases import RolloutPhase, Window, is_due
 from rl_training.data.source import Source
 from rl_training.data.storage import Batch, Storage, transition_columns
 from rl_training.ops import rng
@@ -19,7 +20,7 @@ from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.base import LEARN, PREPARE, SAMPLE, SHUFFLE, Learner
 
-MOST_DRAWN = 2**17  # numbers of all orders that are drawn together
+MOST_DRAWN = 2**17  # numbers, at most, in the orders that are drawn together
 
 
 class RolloutLearner(Learner):
@@ -31,13 +32,12 @@ class RolloutLearner(Learner):
         hp: RolloutHyper = algorithm.hp
         columns = {**transition_columns(algorithm.spec), "valid": ((), torch.bool), **algorithm.extra_columns()}
         super().__init__(algorithm, Storage(columns, hp.n_steps, num_envs, ring=False), seeds, horizon, executor)
-        self.rollouts, self.phases = 0, algorithm.phases()
-        self._drawn: dict[int, dict[tuple[int, int], np.ndarray]] = {}  # of each key: orders by step and rows
-        self.scratch: dict[str, Any] = {}  # the batch of each source, and where its minibatches are cut
-        prior = algorithm.prior()
-        self.prior: Source | None = prior[0] if prior is not None else None
+        self.rollouts, self.phases = 0, algorithm.rollout_phases()
+        self._drawn: dict[int, dict[tuple[int, int], np.ndarray]] = {}  # for each key: orders by step and rows
+        self.scratch: dict[str, Any] = {}  # each staged batch, the order of its rows, and the place of the next one
+        self.prior: Source | None = algorithm.sources(num_envs).get("prior")
         self.tree["prior"] = self.prior.init(len(self.seeds), self.device) if self.prior is not None else {}
-        self.tree["windows"] = {phase.name: self._empty_window(phase) for phase in self.phases if phase.window > 1}
+        self.tree["windows"] = {p.name: self._empty_window(p.window) for p in self.phases if p.window is not None}
         self._write = executor.wrap(self.write_fn, self.small_state)
         self._prepare = executor.wrap(self.prepare_fn, self.small_state)
         self._steps = {
@@ -46,11 +46,11 @@ class RolloutLearner(Learner):
         }
 
     @torch.no_grad()
-    def _empty_window(self, phase: Phase) -> Batch:
-        """Room for the phase's columns of its last rollouts: [S, window, rows, ...]."""
+    def _empty_window(self, window: Window) -> Batch:
+        """Room for the columns of a window: [S, rollouts, rows, ...]."""
         _, batch = self.prepare_fn(self.tree)
-        rows = {name: batch[name] for name in phase.columns if name in batch}
-        return tree_map(lambda x: x.new_zeros(x.shape[0], phase.window, *x.shape[1:]), rows)
+        rows = {name: batch[name] for name in window.columns if name in batch}
+        return tree_map(lambda x: x.new_zeros(x.shape[0], window.rollouts, *x.shape[1:]), rows)
 
     def write(self) -> None:
         self._write(self.tree, self.inputs)
@@ -65,11 +65,10 @@ class RolloutLearner(Learner):
         return self.per_seed(one)(tree["train"], tree["data"], tree["keys"])  # type: ignore[no-any-return]
 
     def _shuffle(self, scratch: dict[str, Any], between: int = 0, left: int = 1) -> None:
-        """A new order of the rows, for each seed. As far as is known, `left` orders are wanted in all, `between` steps
-        apart."""
+        """Draw a new order of the rows, for each seed. `left` orders are expected in all, `between` steps apart."""
         order, offset = scratch["order"], scratch["offset"]
         keys, steps, rows = self.tree["keys"], self.train.step, order.shape[1]
-        if self.device.type == "cpu":  # on the host: the same order, without a dozen operations on single numbers
+        if self.device.type == "cpu":  # on the host: the same order, without a dozen tensor operations
             offset.numpy()[:] = 0
             for place, key, step in zip(order.numpy(), keys.tolist(), steps.tolist()):
                 place[:] = self._order(key, step, rows, between, left)
@@ -79,8 +78,8 @@ class RolloutLearner(Learner):
         order.copy_(shuffle(steps, keys))
 
     def _order(self, key: int, step: int, rows: int, between: int, left: int) -> np.ndarray:
-        """The order at one step: a function of key and step alone. Those of the next epochs are drawn with it, all at
-        once; where they turn out not to be the ones that were wanted, one at a time."""
+        """The order at one step: a function of key and step alone. The orders of the next epochs are drawn with it, all
+        at once. Where those turn out to be the wrong ones, orders are drawn one at a time."""
         drawn = self._drawn.setdefault(key, {})
         if (step, rows) not in drawn:
             fits = not drawn and left * rows <= MOST_DRAWN
@@ -90,8 +89,8 @@ class RolloutLearner(Learner):
             drawn.update(((s, rows), order) for s, order in zip(steps, rng.permutations_int(keys, rows)))
         return drawn.pop((step, rows))
 
-    def step_of(self, phase: Phase) -> Callable[..., dict[str, Tensor]]:
-        """One gradient step on the whole batch, or on the next minibatch of the shuffled one."""
+    def step_of(self, phase: RolloutPhase) -> Callable[..., dict[str, Tensor]]:
+        """One step on the whole batch, or on the next of its shuffled minibatches."""
 
         def one(train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]) -> Any:
             batch = self._cut(phase, train, key, scratch, prior)
@@ -110,28 +109,28 @@ class RolloutLearner(Learner):
         return step
 
     def _cut(
-        self, phase: Phase, train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]
+        self, phase: RolloutPhase, train: TrainState, key: Tensor, scratch: dict[str, Any], prior: dict[str, Any]
     ) -> Batch:
-        """What one seed's next step reads: rows of the rollout, of the fixed data, or of both."""
+        """The batch of one seed's next step: rows of the rollout, of the fixed data, or of both."""
 
         def fixed(rows: int) -> Batch:
-            assert self.prior is not None, f"{self.algorithm.name} names no fixed data"
+            assert self.prior is not None, f"{self.algorithm.name} has no source `prior`"
             return self.prior.sample(prior, rng.fold(rng.fold(key, SAMPLE), train.step), rows, train.progress)
 
         if phase.source == "prior":
-            return fixed(phase.batch_size or self.algorithm.hp.batch_size)
+            return fixed(phase.prior_rows)
         batch: Batch = scratch["batch"]
         if phase.batch_size:
             order = scratch["order"]
             rows = order[scratch["offset"] + torch.arange(phase.batch_size, device=order.device)]
             batch = tree_map(lambda x: x[rows], batch)
-        if phase.also is not None:
-            more = fixed(phase.also[1])
+        if phase.prior_rows:
+            more = fixed(phase.prior_rows)
             batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
         return batch
 
-    def minibatch(self, phase: Phase, scratch: dict[str, Any]) -> Batch:
-        """What the next step of a phase reads, of every seed."""
+    def minibatch(self, phase: RolloutPhase, scratch: dict[str, Any]) -> Batch:
+        """The batch that the next step of a phase reads, of every seed."""
         cut = self.per_seed(lambda *trees: self._cut(phase, *trees))
         tree = self.tree
         return cut(tree["train"], tree["keys"], scratch, tree["prior"])  # type: ignore[no-any-return]
@@ -146,20 +145,20 @@ class RolloutLearner(Learner):
         metrics: dict[str, Tensor] = {}
         updates = 0
         for phase in self.phases:
-            if phase.window > 1:
-                self._remember(phase, batch)
-            if (self.rollouts + 1) % phase.every == 0 or (phase.at_start and self.rollouts == 0):
-                scratch = rollout if phase.window == 1 else self._stage(phase.name, self._window(phase))
-                epochs = phase.calls(0, 0)
-                for epoch in range(epochs):
-                    latest, taken = self._epoch(phase, scratch, epochs - epoch)
+            window = phase.window
+            if window is not None:
+                self._keep(phase.name, window, batch)
+            if is_due(phase, self.rollouts + 1, first=self.rollouts == 0):
+                scratch = rollout if window is None else self._stage(phase.name, self._joined(phase.name, window))
+                for epoch in range(phase.times):
+                    latest, taken = self._epoch(phase, scratch, phase.times - epoch)
                     metrics, updates = {**metrics, **latest}, updates + taken * phase.learns
         self.rollouts += 1
         return metrics, updates
 
     @torch.no_grad()
     def _stage(self, source: str, batch: Batch) -> dict[str, Any]:
-        """A batch in tensors that stay in place, with room for the order of its minibatches."""
+        """Copy a batch into tensors that stay in place, with room for the order of its minibatches."""
         if source not in self.scratch:
             offset = torch.zeros(len(self.seeds), dtype=torch.int64, device=self.device)
             order = torch.zeros(batch["weights"].shape[:2], dtype=torch.int64, device=self.device)
@@ -169,24 +168,23 @@ class RolloutLearner(Learner):
         return staged
 
     @torch.no_grad()
-    def _remember(self, phase: Phase, batch: Batch) -> None:
-        window, slot = self.tree["windows"][phase.name], self.rollouts % phase.window
-        for name, column in window.items():
-            tree_map(lambda kept, new: kept[:, slot].copy_(new), column, batch[name])
+    def _keep(self, name: str, window: Window, batch: Batch) -> None:
+        """Write the batch over the oldest rollout of a phase's window."""
+        slot = self.rollouts % window.rollouts
+        for column, kept in self.tree["windows"][name].items():
+            tree_map(lambda old, new: old[:, slot].copy_(new), kept, batch[column])
 
     @torch.no_grad()
-    def _window(self, phase: Phase) -> Batch:
-        """What the phase kept of its last rollouts, as one batch."""
-        batch: Batch = tree_map(lambda x: x.flatten(1, 2), self.tree["windows"][phase.name])
-        return batch if phase.begin is None else self.per_seed(phase.begin)(self.tree["train"], batch)
+    def _joined(self, name: str, window: Window) -> Batch:
+        """The rollouts of a phase's window as one batch."""
+        batch: Batch = tree_map(lambda x: x.flatten(1, 2), self.tree["windows"][name])
+        return batch if window.begin is None else self.per_seed(window.begin)(self.tree["train"], batch)
 
-    def _epoch(self, phase: Phase, scratch: dict[str, Any], left: int) -> tuple[dict[str, Tensor], int]:
-        """`left`: epochs of the phase that are left, with this one."""
-        rows = scratch["order"].shape[1]
-        if phase.source == "prior":
-            return self._steps[phase.name](self.tree, scratch), 1
-        count = rows // phase.batch_size if phase.batch_size else 1
+    def _epoch(self, phase: RolloutPhase, scratch: dict[str, Any], left: int) -> tuple[dict[str, Tensor], int]:
+        """One pass of a phase: (metrics, steps taken). `left`: passes that are left, with this one."""
+        count = 1
         if phase.batch_size:
+            count = scratch["order"].shape[1] // phase.batch_size
             self._shuffle(scratch, count, left)
         metrics: dict[str, Tensor] = {}
         for _ in range(count):

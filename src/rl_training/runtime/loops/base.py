@@ -1,4 +1,4 @@
-"""What every training loop is to the rest of the library: it advances, it counts, it can be saved and continued."""
+"""The base class of the training loops: a loop advances, counts its steps, and can be saved and continued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_training.ops.tree import fill, tree_items
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.base import FIXED, Learner
 
-WINDOW = 100  # finished episodes that rollout/ep_rew_mean is taken over, as in Stable-Baselines3
+WINDOW = 100  # finished episodes in rollout/ep_rew_mean, as in Stable-Baselines3
 
 
 class EpisodeWindow:
@@ -77,19 +77,19 @@ class Loop(ABC):
 
     @abstractmethod
     def advance(self, until: int) -> None:
-        """Train until `env_steps` reaches `until` (or a stop is asked for): returns at a point that can be saved."""
+        """Train until `env_steps` reaches `until`, or a stop is requested. Returns at a point that can be saved."""
 
     @staticmethod
     @abstractmethod
     def planned_updates(hyper: Any, total: int, num_envs: int) -> int:
-        """Gradient steps that a run of `total` steps takes: what `execution: auto` weighs."""
+        """Gradient steps in a run of `total` steps; `execution: auto` decides by it."""
 
     @classmethod  # noqa: B027  # nothing to check is fine
     def check(cls, hyper: Any, num_envs: int) -> None:
-        """Raise UserError for settings that cannot work together."""
+        """Raise UserError for settings that do not go together."""
 
-    def finish(self) -> None:  # noqa: B027  # most loops leave nothing over
-        """Use up what was collected, once the budget is spent."""
+    def finish(self) -> None:  # noqa: B027  # most loops have nothing left to do
+        """Learn from what is left when the budget is spent."""
 
     def start(self) -> None:
         if not self.started:
@@ -102,15 +102,15 @@ class Loop(ABC):
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
-        taken = len(step.valid) if step.uneventful else int(np.count_nonzero(step.valid))
+        taken = len(step.valid) if step.all_continue else int(np.count_nonzero(step.valid))
         self.env_steps += taken // len(self.seeds)
         return step
 
-    def on_step(self, step: Step) -> None:  # noqa: B027  # most loops have nothing to say before it is loaded
-        """The environments have stepped; `restart` may still begin episodes."""
+    def on_step(self, step: Step) -> None:  # noqa: B027  # most loops need nothing here
+        """Called after a step of the environments and before it is loaded; `restart` may still begin episodes."""
 
     def bad_steps(self) -> list[int]:
-        """First non-finite update of each seed, -1 where there was none. Synchronises with the device."""
+        """The first non-finite update of each seed, or -1. Synchronises with the device."""
         values: list[int] = self.learner.tree["bad_step"].tolist()
         return values
 
@@ -121,7 +121,7 @@ class Loop(ABC):
     # --- saving --------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything on the device, by checkpoint file and name."""
+        """All tensors of a checkpoint, by file and name."""
         tree, store = self.learner.tree, self.learner.store
         data = store.written(tree["data"])
         state = {k: v for k, v in tree.items() if k not in FIXED}
@@ -136,7 +136,7 @@ class Loop(ABC):
         }
 
     def counters(self) -> dict[str, Any]:
-        """JSON part of the checkpoint. Call after `tensors`."""
+        """The JSON part of a checkpoint. Call it after `tensors`."""
         return {
             "env_steps": self.env_steps,
             "gradient_steps": self.gradient_steps,
@@ -151,7 +151,7 @@ class Loop(ABC):
         columns = self.learner.store.columns
         fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         fill(self.learner.inputs, tensors["state"], "inputs")
-        self.learner.uneventful = False
+        self.learner.all_continue = False
         rows = {k: v for k, v in tree["data"].items() if k in columns}
         fill(rows, tensors["replay"], "rows", envs=self.num_envs)
         rest = {k: v for k, v in tree["data"].items() if k not in columns}

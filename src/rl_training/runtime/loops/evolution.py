@@ -1,9 +1,8 @@
 """Play a generation of perturbed policies side by side, learn from their returns, repeat.
 
-Each environment plays one member at a time; when an episode ends, its row takes the next episode of the queue. A row
-that finds the queue empty goes on with the unperturbed policy, unheard (its steps count, for they are taken), until the
-generation is complete; then it begins anew. Every seed of a study has its generations at its own pace, so that it does
-what it would do alone.
+Each environment plays one member at a time. When an episode ends, its row takes the next episode of the queue. If the
+queue is empty, the row goes on with the unperturbed policy until the generation is complete; its returns are ignored,
+but its steps count. Every seed of a study has generations at its own pace, so it does what it would do alone.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class EvolutionLoop(Loop):
         self.hp: EvolutionHyper = algorithm.hp
         self.learner: EvolutionLearner = EvolutionLearner(algorithm, seeds, self.num_envs, total, executor)
         count = len(self.seeds)
-        self.playing = np.full((count, self.num_envs), IDLE)  # episode of the generation that each row plays
+        self.playing = np.full((count, self.num_envs), IDLE)  # the episode of the generation that each row plays
         self.scores = np.zeros((count, self.hp.episodes))
-        self.taken = np.zeros(count, np.int64)  # episodes of the generation that were begun
+        self.taken = np.zeros(count, np.int64)  # episodes of the generation that have begun
         self.done = np.zeros(count, np.int64)  # and those that have ended
         self.generations = np.zeros(count, np.int64)
 
     @staticmethod
     def planned_updates(hyper: EvolutionHyper, total: int, num_envs: int) -> int:
-        """How many generations fit in is not known before. Compiling gains what acting costs: about a tenth of what an
-        update of other algorithms does, for each step of the environments."""
+        """The number of generations is not known in advance. What compiling saves is the cost of acting: for each step
+        of the environments, about a tenth of another algorithm's update."""
         return total // num_envs // 10
 
     def advance(self, until: int) -> None:
@@ -58,7 +57,7 @@ class EvolutionLoop(Loop):
             self._end(step.episodes)
 
     def _begin(self, rows: Sequence[int]) -> None:
-        """Rows whose episode begins take the next ones of their generations."""
+        """Assign the next episodes of their generations to rows that begin one."""
         for row in rows:
             seed, n = divmod(row, self.num_envs)
             left = self.taken[seed] < self.hp.episodes

@@ -1,7 +1,7 @@
 """Collect one step, learn from replay, repeat.
 
-In each turn the actions for the new observations are chosen first, then the updates are started, then the environments
-step: on a GPU the updates run while the environments do, and the order is the same on every device.
+A turn first chooses the actions for the new observations, then starts the updates, then steps the environments. On a
+GPU, the updates run while the environments step; the order is the same on every device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OffPolicyLoop(PhasedLoop):
         if length > 1 and hyper.learning_starts < length * num_envs:
             raise UserError(
                 f"learning_starts = {hyper.learning_starts} must be at least {length * num_envs}:"
-                f" {' + '.join(hyper.in_sequence)} = {length} steps of each of {num_envs} environments"
+                f" {' + '.join(hyper.sequence_settings)} = {length} steps of each of {num_envs} environments"
             )
 
     def _check_her(self, executor: Executor) -> None:
@@ -63,9 +63,9 @@ class OffPolicyLoop(PhasedLoop):
                 actions = learner.interact()  # stores the last transition
                 if self.hp.random_warmup and self.env_steps < self.hp.learning_starts:
                     actions = learner.random_actions()
-            else:  # stopped while it learned: this turn's actions are chosen already
+            else:  # it was stopped while learning: the actions of this turn are chosen already
                 actions = learner.chosen_actions()
-            # Nothing is pending when a finished run is made longer: it has learned from its last step.
+            # When a finished run is extended, nothing is pending: it has learned from its last step.
             if self.pending and not self._learn():
                 return
             self.step_envs(actions)
@@ -73,7 +73,7 @@ class OffPolicyLoop(PhasedLoop):
             self.pending = True
 
     def _learn(self, *, to_the_end: bool = False) -> bool:
-        """The phases that are due in this turn; False when a stop was asked for on the way."""
+        """Run the phases that are due in this turn. Returns False if a stop was requested on the way."""
         if self.position is None and (self.turns == 0 or self.env_steps < self.hp.learning_starts):
             return True
         return self.run_phases(self.learner, self.learner.phases, self.turns, to_the_end=to_the_end)

@@ -1,4 +1,4 @@
-"""Learn from a fixed dataset on the device. The clock counts gradient steps; the environment only evaluates."""
+"""Learn from a fixed dataset on the device. Steps are gradient steps; the environment is for evaluation only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OfflineLoop(PhasedLoop):
         self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
     ) -> None:
         super().__init__(algorithm, envs, seeds, total)
-        self.num_envs = 1  # one step of the clock is one update
+        self.num_envs = 1  # one step is one update
         self.block = algorithm.hp.updates_per_call
         self.learner: OfflineLearner = OfflineLearner(algorithm, seeds, total, executor)
 
@@ -31,10 +31,10 @@ class OfflineLoop(PhasedLoop):
         return total
 
     def start(self) -> None:
-        """The environments are there for their spaces only."""
+        """Nothing: the environments are there for their spaces only."""
 
     def advance(self, until: int) -> None:
-        """Blocks begin at multiples of their size, wherever a run was cut: so the arithmetic is the same."""
+        """Blocks begin at multiples of their size, so that a resumed run does the same arithmetic."""
         learner, preparing = self.learner, self.learner.phases[:-1]
         while self.env_steps < until and not self.should_stop():
             if preparing and not self.run_phases(learner, preparing, self.env_steps):
@@ -46,7 +46,7 @@ class OfflineLoop(PhasedLoop):
             self.gradient_steps += steps
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The learner only: the dataset is in the config as a recipe, and its hash beside it."""
+        """The learner's tensors. The dataset is saved as its recipe in the config, with its hash."""
         self._env_meta = {"sub_envs": []}
         return {"state": dict(tree_items({k: v for k, v in self.learner.tree.items() if k != "data"}))}
 

@@ -39,11 +39,11 @@ class OnPolicyLoop(Loop):
                 metrics, updates = self.learner.learn()
                 self.metrics = {**self.metrics, **metrics}
                 self.gradient_steps += updates
-            else:  # the budget ends inside a rollout: its steps are counted, but they are too few to learn from
+            else:  # the budget ends inside a rollout: its steps count, but they are too few to learn from
                 self.learner.tree["data"]["count"].zero_()
 
     def _collect(self, steps: int) -> None:
-        """A rollout: the first actions are chosen alone, the last transition is stored alone."""
+        """Collect a rollout. Separate calls choose its first actions and store its last transition."""
         actions = self.learner.act()
         for i in range(steps):
             self.step_envs(actions, keep_invalid=True)

@@ -1,4 +1,4 @@
-"""Running the phases of a turn, so that a run can be cut between any two calls and go on from there."""
+"""Running the phases of a turn in a way that a run can be stopped between any two calls and go on from there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_training.algorithms.base import Phase
+from rl_training.algorithms.phases import ReplayPhase, is_due
 from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.runtime.loops.base import Loop
 
@@ -19,14 +19,14 @@ class PhasedLoop(Loop):
     position: tuple[int, int] | None = None  # phase and call at which learning was stopped
 
     def run_phases(
-        self, learner: ReplayLearner, phases: Sequence[Phase], turn: int, *, to_the_end: bool = False
+        self, learner: ReplayLearner, phases: Sequence[ReplayPhase], turn: int, *, to_the_end: bool = False
     ) -> bool:
-        """The phases that are due in this turn. False when a stop was asked for on the way: `position` is saved, and
-        the next call goes on from there."""
+        """Run the phases that are due in this turn. Returns False if a stop was requested on the way: `position` then
+        says where, and the next call goes on from there."""
         index, call = self.position or (0, 0)
         while index < len(phases):
             phase = phases[index]
-            if turn % phase.every == 0 or (phase.at_start and not self.learned):
+            if is_due(phase, turn, first=not self.learned):
                 call = self._run_phase(learner, phase, turn, call, to_the_end)
                 if not to_the_end and self.should_stop():
                     self.position = (index, call)
@@ -38,8 +38,8 @@ class PhasedLoop(Loop):
         self.position, self.learned = None, True
         return True
 
-    def _run_phase(self, learner: ReplayLearner, phase: Phase, turn: int, call: int, to_the_end: bool) -> int:
-        """Calls of a phase from number `call` on; returns how many are done, fewer than all when asked to stop."""
+    def _run_phase(self, learner: ReplayLearner, phase: ReplayPhase, turn: int, call: int, to_the_end: bool) -> int:
+        """Run the calls of a phase from number `call` on. Returns how many are done: fewer than all after a stop."""
         metrics: dict[str, Tensor] = {}
         calls = phase.calls(self.env_steps, turn)
         while call < calls:
@@ -51,8 +51,8 @@ class PhasedLoop(Loop):
         self.keep_metrics(learner, phase, metrics)
         return call
 
-    def keep_metrics(self, learner: ReplayLearner, phase: Phase, metrics: dict[str, Tensor]) -> None:
-        """The last metrics of each phase, under its name where there are several."""
+    def keep_metrics(self, learner: ReplayLearner, phase: ReplayPhase, metrics: dict[str, Tensor]) -> None:
+        """Keep the last metrics of each phase, under its name if there are several phases."""
         if len(learner.phases) > 1:
             metrics = {f"{phase.name}/{k}": v for k, v in metrics.items()}
         self.metrics = {**self.metrics, **metrics}

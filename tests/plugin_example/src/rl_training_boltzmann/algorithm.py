@@ -15,9 +15,8 @@ class BoltzmannHyper(DQNHyper):
     """Spread of the exploration: near 0 greedy, large uniform."""
 
 
-class BoltzmannDQN(DQN):
+class BoltzmannDQN(DQN[BoltzmannHyper]):
     Hyper = BoltzmannHyper
-    hp: BoltzmannHyper
     name = "boltzmann_dqn"
 
     def select_action(
