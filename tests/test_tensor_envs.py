@@ -76,7 +76,7 @@ def test_acrobot_ends_where_gymnasium_says() -> None:
         obs, expected, ended, _, _ = real.step(int(action))
         assert env.observe(following)[0].numpy() == pytest.approx(
             obs, rel=1e-3, abs=1e-3
-        )  # float32 at up to 28 radians a second
+        )
         assert (float(reward), bool(terminated)) == (expected, ended)
         ends += ended
     assert ends > 20

@@ -25,7 +25,7 @@ class TensorGymEnv(gym.Env[Any, Any]):
         observation, action = spec.observation, spec.action
         assert isinstance(observation, ArraySpec)
         low, high, dtype = (0, 255, np.uint8) if observation.is_image else (-np.inf, np.inf, np.float32)
-        self.observation_space = spaces.Box(low, high, observation.shape, dtype)  # type: ignore[arg-type]
+        self.observation_space = spaces.Box(low, high, observation.shape, dtype)
         self.action_space = spaces.Discrete(action.nvec[0]) if action.discrete else spaces.Box(-1.0, 1.0, action.shape)
         self._state: State = {}
         self._key, self._time = rng.key_from_seed(0), 0

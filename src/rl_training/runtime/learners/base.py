@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rl_training.envs.vector import Step
 
 FIXED = ("data", "prior")  # parts of the tree that hold transitions; `prior` never changes and is never saved
-ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
+ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP, ENVIRONMENT, RESET = range(8)  # random streams
 
 
 def first_seed(tree: Any) -> Any:
@@ -197,9 +197,13 @@ class Learner:
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
-    def interact(self) -> np.ndarray:
-        """Store the loaded transition and return the next actions [M, ...] as an array."""
+    def store_and_act(self) -> None:
+        """Store the loaded transition and choose the next actions."""
         self._interact(self.tree, self.inputs)
+
+    def interact(self) -> np.ndarray:
+        """`store_and_act`; returns the actions [M, ...] as an array."""
+        self.store_and_act()
         return self.chosen_actions()
 
     def act(self) -> np.ndarray:
@@ -216,8 +220,13 @@ class Learner:
     def write(self) -> None:
         self.write_fn(self.tree, self.inputs)
 
-    @torch.no_grad()
     def random_actions(self) -> np.ndarray:
+        """`choose_randomly`; returns the actions [M, ...] as an array."""
+        self.choose_randomly()
+        return self.chosen_actions()
+
+    @torch.no_grad()
+    def choose_randomly(self) -> None:
         """Uniform actions instead of the policy's: [-1, 1] or any of the discrete ones. Replaces the last choice."""
         spec = self.algorithm.spec.action
 
@@ -233,7 +242,6 @@ class Learner:
         self.tree["actions"].copy_(actions)
         if self.algorithm.recurrent:
             copy_into(self.tree["carry"], self.per_seed(self.algorithm.acted)(self.tree["carry"], actions))
-        return self.chosen_actions()
 
     def chosen_actions(self) -> np.ndarray:
         """The actions chosen last, [M, ...]. On the CPU it is the memory that the next choice is written to."""
