@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as flat
 
 from rl_training import registry
-from rl_training.ops.rows import _write_rows, write_rows
+from rl_training.ops.rows import write_rows
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.engine.executor import Executor, Mode
 from rl_training.runtime.learners.replay import ReplayLearner
@@ -119,7 +119,8 @@ def test_captured_step_copies_no_column(case: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 4, 4)])
 def test_rows_are_written_where_they_belong(shape: tuple[int, ...]) -> None:
-    """As a plain loop, and the same as an operation of a graph."""
+    """As a plain loop does it; on a GPU by another index."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     generator = torch.Generator().manual_seed(0)
     column = torch.randn(2, 9, *shape, generator=generator)
     rows = torch.tensor([[1, 8, 4], [0, 2, 7]])
@@ -128,8 +129,7 @@ def test_rows_are_written_where_they_belong(shape: tuple[int, ...]) -> None:
     for seed in range(2):
         for i, row in enumerate(rows[seed].tolist()):
             expected[seed, row] = values[seed, i]
-    written, opaque = column.clone(), column.clone()
-    write_rows(written, rows, values)
-    _write_rows(opaque, (rows + torch.tensor([[0], [9]])).flatten(), values.flatten(0, 1))
-    assert torch.equal(written, expected)
-    assert torch.equal(opaque, expected)
+    for device in devices:
+        written = column.clone().to(device)
+        write_rows(written, rows.to(device), values.to(device))
+        assert torch.equal(written.cpu(), expected)

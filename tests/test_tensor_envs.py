@@ -74,9 +74,7 @@ def test_acrobot_ends_where_gymnasium_says() -> None:
         action = random_actions(env, 1, generator)
         following, reward, terminated = env.advance({"x": torch.as_tensor(x)[None]}, action, KEY)
         obs, expected, ended, _, _ = real.step(int(action))
-        assert env.observe(following)[0].numpy() == pytest.approx(
-            obs, rel=1e-3, abs=1e-3
-        )
+        assert env.observe(following)[0].numpy() == pytest.approx(obs, rel=1e-3, abs=1e-3)
         assert (float(reward), bool(terminated)) == (expected, ended)
         ends += ended
     assert ends > 20

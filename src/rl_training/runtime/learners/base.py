@@ -79,6 +79,7 @@ class Learner:
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
         self.uneventful = False  # do they say that every row is stored and no episode ended?
+        self.counts_alike = False  # do all rows of a step count, or none?
         self._chosen = self.tree["actions"].flatten(0, 1)
         self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
@@ -125,7 +126,9 @@ class Learner:
         if "valid" in self.store.columns:
             row["valid"] = valid > 0.5
         self.store.write(tree["data"], row, advance > 0.5)
-        tree["env_steps"].add_(advance.sum(-1).to(torch.int64))
+        # Rows on the device count all or none. Their sum would make one block of a GPU do all of this function.
+        taken = self.num_envs * advance[..., 0] if self.counts_alike else advance.sum(-1)
+        tree["env_steps"].add_(taken.to(torch.int64))
         train: TrainState = tree["train"]
         train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
 

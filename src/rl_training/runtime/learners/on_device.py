@@ -3,6 +3,7 @@ learner's tree, so one graph, and nothing is copied to the host."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,27 +14,29 @@ from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.learners.base import ENVIRONMENT, RESET, Learner
 
+WINDOW = 100  # finished episodes that are remembered, at least
+
 
 class DeviceEnvs:
     """Adds the environments of a learner to its tree, and the functions that step them.
 
-    tree["env"]: state of the environments; return and length of the running episodes [S, N]; `totals` [S, 3]: number,
-    summed returns and summed lengths of the finished ones.
+    tree["env"]: state of the environments; `running` [S, N, 2], return and length of the episodes so far; `recent`
+    [S, N, K, 2], those of the last episodes of each environment, NaN where there are none; `finished` [S, N].
     """
 
     def __init__(self, env: TensorEnv, learner: Learner) -> None:
         self.env, self.learner = env.to(learner.device), learner
-        self.count = learner.num_envs
+        self.count, learner.counts_alike = learner.num_envs, True
         keys = learner.tree["keys"]
         reset = learner.per_seed(lambda key: self.env.reset(rng.fold(key, RESET), self.count))
         with torch.no_grad():
             state, obs = reset(keys)
-        running = torch.zeros(len(keys), self.count, device=learner.device)
+        shape, device = (len(keys), self.count), learner.device
         learner.tree["env"] = {
             "state": tree_map(torch.clone, state),
-            "returns": running.clone(),
-            "lengths": running.clone(),
-            "totals": torch.zeros(len(keys), 3, dtype=torch.float64, device=learner.device),
+            "running": torch.zeros(*shape, 2, device=device),
+            "recent": torch.full((*shape, math.ceil(WINDOW / self.count), 2), math.nan, device=device),
+            "finished": torch.zeros(shape, dtype=torch.int64, device=device),
         }
         inputs = learner.inputs
         copy_into(inputs["obs"], obs)
@@ -49,22 +52,22 @@ class DeviceEnvs:
 
         def one(env: dict[str, Any], actions: Tensor, key: Tensor, step: Tensor) -> Any:
             out = self.env.step(env["state"], actions, rng.fold(rng.fold(key, ENVIRONMENT), step))
-            ended = (out.terminated ^ out.truncated).to(torch.float32)  # never both
-            returns, lengths = env["returns"] + out.rewards, env["lengths"] + 1.0
-            finished = torch.stack([ended.sum(), (ended * returns).sum(), (ended * lengths).sum()])
-            running = {
+            ended = out.terminated ^ out.truncated  # never both
+            yes = torch.ones_like(out.rewards)  # every row is a transition, and counts
+            running, over = env["running"] + torch.stack([out.rewards, yes], -1), ended.unsqueeze(-1)
+            shifted = torch.cat([running.unsqueeze(1), env["recent"][:, :-1]], 1)
+            after = {
                 "state": out.state,
-                "returns": returns * (1.0 - ended),
-                "lengths": lengths * (1.0 - ended),
-                "totals": env["totals"] + finished,
+                "running": torch.where(over, 0.0, running),
+                "recent": torch.where(over.unsqueeze(-1), shifted, env["recent"]),
+                "finished": env["finished"] + ended,
             }
-            yes = torch.ones_like(ended)  # every row is a transition, and counts
             scalars = torch.stack([out.rewards, out.terminated.float(), out.truncated.float(), yes, yes], -1)
-            return running, {"obs": out.obs, "final_obs": out.final_obs, "scalars": scalars}
+            return after, {"obs": out.obs, "final_obs": out.final_obs, "scalars": scalars}
 
         learner = self.learner
-        running, given = learner.per_seed(one)(tree["env"], tree["actions"], tree["keys"], tree["steps"])
-        copy_into(tree["env"], running)
+        after, given = learner.per_seed(one)(tree["env"], tree["actions"], tree["keys"], tree["steps"])
+        copy_into(tree["env"], after)
         copy_into(inputs, given)
         return {}
 

@@ -22,31 +22,28 @@ CHUNK = 64  # turns of a rollout that are one launch
 
 
 class DeviceEpisodes(EpisodeWindow):
-    """Means over the episodes that ended since the last reading; the totals stay on the device in between."""
+    """The last episodes of every environment: about a hundred, or one of each where there are more environments. They
+    stay on the device, and in its checkpoint, and are read when they are logged."""
 
-    def __init__(self, totals: Tensor, num_envs: int) -> None:
-        super().__init__(len(totals), num_envs)
-        self.totals = totals  # [S, 3]: episodes, returns, lengths
-        self.read = [[0.0, 0.0, 0.0] for _ in range(len(totals))]
-        self.last: list[dict[str, float]] = [{} for _ in range(len(totals))]
+    def __init__(self, env: dict[str, Tensor], num_envs: int) -> None:
+        super().__init__(len(env["finished"]), num_envs)
+        self.env = env
 
     def add(self, episodes: Sequence[Episode]) -> None:
         raise NotImplementedError("episodes on the device are counted there")
 
     def metrics(self, seed: int) -> dict[str, float]:
-        now: list[float] = self.totals[seed].tolist()
-        count, returns, lengths = (a - b for a, b in zip(now, self.read[seed]))
-        if count:
-            self.read[seed] = now
-            means = {"rollout/ep_rew_mean": returns / count, "rollout/ep_len_mean": lengths / count}
-            self.last[seed] = {**means, "rollout/episodes": now[0]}
-        return self.last[seed]
+        finished = int(self.env["finished"][seed].sum())
+        if not finished:
+            return {}
+        ret, length = self.env["recent"][seed].flatten(0, 1).nanmean(0).tolist()
+        return {"rollout/ep_rew_mean": ret, "rollout/ep_len_mean": length, "rollout/episodes": finished}
 
     def to_json(self) -> dict[str, Any]:
-        return {"read": self.read, "last": self.last}
+        return {}
 
     def load_json(self, data: dict[str, Any]) -> None:
-        self.read, self.last = data["read"], data["last"]
+        """Nothing: they are tensors."""
 
 
 class DeviceLoop(Loop):
@@ -59,7 +56,7 @@ class DeviceLoop(Loop):
     ) -> None:
         super().__init__(algorithm, envs, seeds, total, executor)  # type: ignore[call-arg]
         self.device_envs = DeviceEnvs(envs.env, self.learner)
-        self.episodes = DeviceEpisodes(self.learner.tree["env"]["totals"], self.num_envs)
+        self.episodes = DeviceEpisodes(self.learner.tree["env"], self.num_envs)
 
     def start(self) -> None:
         self.started = True
