@@ -1,5 +1,5 @@
-"""The same work in JAX, as a yardstick for device.py: a PPO iteration on CartPole with everything on the device, and SAC
-updates on a replay buffer. Each is one jitted scan. Minimal on purpose: no logging, no evaluation, no checkpoints."""
+"""The same work in JAX, as a yardstick for device.py: a PPO iteration on CartPole with everything on the device, and
+SAC updates on a replay buffer. Each is one jitted scan, without logging, evaluation or checkpoints."""
 
 from __future__ import annotations
 
