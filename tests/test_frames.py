@@ -14,7 +14,7 @@ from helpers import config_for, run_digest
 from rl_training.data.frames import Frames
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.storage import transition_columns
-from rl_training.envs.atari import area_weights, make_atari_vector
+from rl_training.envs.atari import AreaResize, area_weights, make_atari_vector
 from rl_training.envs.factory import make_env
 from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback
@@ -211,6 +211,15 @@ def test_area_weights(old: int, new: int) -> None:
     line = np.random.default_rng(0).uniform(0, 255, old)
     expected = np.repeat(line, new).reshape(new, old).mean(1)
     assert area_weights(old, new) @ line == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 210, 160), (3, 210, 160), (1, 84, 84), (2, 100, 90)])
+def test_images_shrink_by_the_mean_over_areas(shape: tuple[int, int, int]) -> None:
+    """Against the product with the matrices of weights, in double precision: rounded alike but where it is a tie."""
+    image = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    rows, columns = (area_weights(old, 84).astype(np.float64) for old in shape[1:])
+    exact = rows @ image @ columns.T
+    assert np.abs(AreaResize(*shape[1:], 84)(image) - exact).max() <= 0.5 + 1e-3
 
 
 @needs_atari

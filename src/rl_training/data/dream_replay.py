@@ -19,6 +19,7 @@ from rl_training.data.buffers import ReplayBuffer, _Shell
 from rl_training.data.sequence import RecurrentReplay, draw_sequences
 from rl_training.data.storage import Batch, Columns, Data, action_column, observation_columns, transition_columns
 from rl_training.errors import UserError
+from rl_training.ops.rows import write_rows
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import EnvSpec
 
@@ -169,11 +170,10 @@ class DreamReplay(RecurrentReplay):
         last = torch.where(holds, torch.arange(batch, device=device), 0).amax(-1)
         source = last * ahead + where.gather(-1, last.unsqueeze(-1)).squeeze(-1)
         seed = torch.arange(seeds, device=device).view(-1, 1, 1)
-        source = (source + seed * batch * ahead).flatten()
-        target = (places + (env.unsqueeze(-1) + seed * self.num_envs) * each).flatten()
+        source = (source + seed * batch * ahead).flatten(1)
+        target = (places + env.unsqueeze(-1) * each).flatten(1)
         for (_, column), (_, value) in zip(tree_items(data["state"]), tree_items(rows["state"]), strict=True):
-            renewed = value.flatten(0, 2)[source].to(column.dtype)
-            column.view(-1, *column.shape[2:]).index_copy_(0, target, renewed)
+            write_rows(column, target, value.flatten(0, 2)[source])
 
 
 class DreamReplayBuffer(ReplayBuffer):

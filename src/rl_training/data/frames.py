@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rl_training.data.storage import Data, Storage, zeros
 from rl_training.errors import UserError
+from rl_training.ops.rows import write_rows
 from rl_training.spec import EnvSpec
 
 
@@ -77,7 +78,7 @@ class Frames:
         first_of_stack = head + torch.where(start, 0, 1)
         at = first_of_stack.unsqueeze(-1) + torch.arange(self.stack, device=head.device)
         self._put(data, torch.cat([at, after.unsqueeze(-1)], -1), torch.cat([obs, newest], 2), places)
-        own["at"].scatter_(-1, store.slots(count), after - 1)
+        write_rows(own["at"], store.slots(count), after - 1)
         own["fresh"].copy_(~advance | row["terminated"] | row["truncated"])
         head.copy_(torch.where(advance, after + 1, head))
         # What the next writes may overwrite is gone: at most stack + 1 rows become incomplete in one step.
@@ -89,11 +90,8 @@ class Frames:
 
     def _put(self, data: Data, at: Tensor, frames: Tensor, places: int) -> None:
         """Frames [S, N, k, C, H, W] to places `at` [S, N, k]."""
-        ring = data["ring"]
-        seeds, envs, _ = at.shape
-        base = torch.arange(seeds * envs, device=at.device).view(seeds, envs, 1) * places
-        rows = (base + at % places).flatten()
-        ring.view(-1, *ring.shape[2:]).index_copy_(0, rows, frames.flatten(0, 2))
+        base = torch.arange(at.shape[1], device=at.device).unsqueeze(-1) * places
+        write_rows(data["ring"], (base + at % places).flatten(1), frames.flatten(1, 2))
 
     def read(self, store: Storage, data: Data, rows: Tensor, name: str) -> Tensor:
         """The stacks of rows [B] of one seed: [B, k * C, H, W]."""

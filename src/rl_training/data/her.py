@@ -25,6 +25,7 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.operations import operation
 from rl_training.ops.returns import n_step_window
+from rl_training.ops.rows import write_rows
 from rl_training.spec import GoalSpec
 
 Reward = Callable[[Tensor, Tensor], Tensor]  # achieved and desired goals [..., G] -> rewards [...]
@@ -75,10 +76,10 @@ class Hindsight:
         own, count = data["her"], data["count"]
         env = torch.arange(store.num_envs, device=count.device).expand_as(count)
         episode = own["running"]
-        own["episode"].scatter_(-1, store.slots(count), episode)
+        write_rows(own["episode"], store.slots(count), episode)
         here, before = self._place(store, env, episode), self._place(store, env, episode - 1)
         last = own["last"]
-        last.scatter_(-1, here, torch.where(advance, count, last.gather(-1, here)))
+        write_rows(last, here, torch.where(advance, count, last.gather(-1, here)))
         has_rows = count + advance > last.gather(-1, before) + 1
         episode.add_((row["terminated"] | row["truncated"]) & has_rows)
 

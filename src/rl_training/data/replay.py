@@ -12,6 +12,7 @@ from rl_training.data.frames import Frames
 from rl_training.data.storage import Batch, Columns, Data, Storage
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
+from rl_training.ops.rows import write_rows
 
 
 class Relabelling(Protocol):
@@ -150,7 +151,7 @@ class PrioritizedReplay(Replay):
 
     def _set(self, data: Data, rows: Tensor, value: Tensor) -> None:
         """Write priorities [S, K] in place, then the sums of the blocks they lie in."""
-        data["priority"].scatter_(-1, rows, value)
+        write_rows(data["priority"], rows, value)
         touched = rows // self.block
         in_block = touched.unsqueeze(-1) * self.block + torch.arange(self.block, device=rows.device)  # [S, K, block]
         sums = data["priority"].gather(-1, in_block.flatten(1)).unflatten(-1, (-1, self.block)).sum(-1)

@@ -20,6 +20,7 @@ from rl_training.data.storage import Batch, Columns, Data, Storage, column_bytes
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.returns import n_step_window
+from rl_training.ops.rows import write_rows
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import EnvSpec
 
@@ -102,18 +103,16 @@ class RecurrentReplay(Storage):
             complete = advance & (start >= 0) & (start % self.period == 0)
             place = self.slot_of(start.clamp(min=0) // self.period)
             top = torch.where(complete, data["max_priority"].unsqueeze(-1), data["priority"].gather(-1, place))
-            data["priority"].scatter_(-1, place, top)
+            write_rows(data["priority"], place, top)
         return slots
 
     def _keep_state(self, stored: Any, state: Any, time: Tensor) -> None:
         """The state with which the row at `time` [S, N] begins, kept where a sequence begins with it."""
-        seeds, total = time.shape[0], self.num_envs * self.slots_each
-        flat = self.slot_of(time // self.period) + torch.arange(seeds, device=time.device).unsqueeze(-1) * total
-        begins = (time % self.period == 0).flatten()
+        places, begins = self.slot_of(time // self.period), time % self.period == 0
+        seed = torch.arange(len(time), device=time.device).unsqueeze(-1)
         for (_, column), (_, value) in zip(tree_items(stored), tree_items(state), strict=True):
-            view, new = column.view(seeds * total, *column.shape[2:]), value.flatten(0, 1)
-            keep = begins.view(-1, *[1] * (new.ndim - 1))
-            view.index_copy_(0, flat.flatten(), torch.where(keep, new, view[flat.flatten()]))
+            keep = begins.view(*begins.shape, *[1] * (value.ndim - 2))
+            write_rows(column, places, torch.where(keep, value, column[seed, places]))
 
     def span(self, count: Tensor) -> tuple[Tensor, Tensor]:
         """First and last number of the complete sequences still held: [..., N] each. (0, 0) where there is none."""
@@ -182,7 +181,7 @@ class RecurrentReplay(Storage):
         if priority is None:
             raise ValueError("prioritised replay needs the algorithm to return priorities")
         value = torch.pow(priority.abs() + self.eps, self.alpha)
-        data["priority"].scatter_(-1, rows, value)
+        write_rows(data["priority"], rows, value)
         data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
 
 

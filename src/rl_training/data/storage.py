@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import UserError
+from rl_training.ops.rows import write_rows
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import ArraySpec, EnvSpec
 
@@ -138,16 +139,13 @@ class Storage:
         compiled graph that writes to it twice copies all of it.
         """
         slots = self.slots(data["count"])
-        seeds, total = slots.shape[0], self.num_envs * self.stride
-        base = torch.arange(seeds, device=slots.device).unsqueeze(-1) * total
         stored = {name: data[name] for name in row}
         for (name, column), (_, value) in zip(tree_items(stored), tree_items(row), strict=True):
             rows = slots
             if name in corrections:
                 others, values = corrections[name]
                 rows, value = torch.cat([others, slots], -1), torch.cat([values, value], 1)
-            flat = column.view(seeds * total, *column.shape[2:])
-            flat.index_copy_(0, (base + rows).flatten(), value.flatten(0, 1).to(column.dtype))
+            write_rows(column, rows, value)
         data["count"].add_(advance)
         return slots
 

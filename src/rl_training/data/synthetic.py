@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rl_training.data.storage import Batch, Data, Storage, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
+from rl_training.ops.rows import write_rows
 from rl_training.ops.tree import copy_into, tree_items
 from rl_training.spec import EnvSpec
 
@@ -61,13 +62,11 @@ class SyntheticReplay(Storage):
     def _append(self, data: Data, rows: Batch, keep: Tensor) -> None:
         order = running_sum(keep.to(torch.int64)) - 1  # [S, R]: the number of each kept row among them
         slots = torch.where(keep, (data["count"] + order) % self.capacity, self.capacity)
-        seeds = slots.shape[0]
-        flat = (slots + torch.arange(seeds, device=slots.device).unsqueeze(-1) * self.rows).flatten()
         stored = {name: data[name] for name in rows}
         for (_, column), (_, value) in zip(tree_items(stored), tree_items(rows), strict=True):
             # What is not kept becomes zero: several rows then write the same to the last place, in whatever order.
             value = torch.where(keep.view(*keep.shape, *[1] * (value.ndim - 2)), value, torch.zeros_like(value))
-            column.view(-1, *column.shape[2:]).index_copy_(0, flat, value.flatten(0, 1).to(column.dtype))
+            write_rows(column, slots, value)
         data["count"].add_(keep.sum(-1, keepdim=True))
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:

@@ -17,6 +17,7 @@ from rl_training.envs.goal import register_goals
 from rl_training.envs.partial import register_memory_tasks
 from rl_training.envs.pixels import register_pixels
 from rl_training.envs.probes import register_probes
+from rl_training.envs.tensor.gym_env import register_tensor_envs
 from rl_training.errors import UserError, did_you_mean
 from rl_training.spec import EnvSource
 
@@ -24,6 +25,7 @@ register_probes()
 register_memory_tasks()
 register_goals()
 register_pixels()
+register_tensor_envs()
 
 
 def find_spec(env_id: str) -> GymSpec:

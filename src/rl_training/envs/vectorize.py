@@ -8,6 +8,8 @@ from typing import Any
 from rl_training.envs.given import GivenEnv, VectorSource
 from rl_training.envs.native import NativeVectorEnv, make_native
 from rl_training.envs.sync import SyncVectorEnv
+from rl_training.envs.tensor.table import named_tensor_env
+from rl_training.envs.tensor.vector import DeviceVectorEnv
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
 from rl_training.errors import UserError, did_you_mean
@@ -31,10 +33,11 @@ def make_vector_env(
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
     MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
     worker may take for one step. "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
-    An environment that the user made (`GivenEnv`) is stepped in this process, and never closed.
+    "device" steps a tensor environment on the training device (`envs.tensor`). An environment that the user made
+    (`GivenEnv`) is stepped in this process, and never closed.
     `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
-    modes = ("auto", "sync", "async", "vector", "envpool")
+    modes = ("auto", "sync", "async", "vector", "envpool", "device")
     if vectorization not in modes:
         near = did_you_mean(vectorization, modes)
         raise UserError(f"vectorization '{vectorization}' is unknown: use one of {', '.join(modes)}.{near}")
@@ -53,6 +56,8 @@ def make_vector_env(
         return NativeVectorEnv(envs, seeds=seeds, stream=stream, env_id=env_id.name, masks=masks, borrowed=1)
     if isinstance(env_id, VectorSource):
         vectorization = "vector"
+    if vectorization == "device":
+        return DeviceVectorEnv(named_tensor_env(env_id, env_kwargs), len(seeds) * num_envs)
     if vectorization in ("vector", "envpool"):
         return make_native(env_id, vectorization, seeds, num_envs, stream, env_kwargs or {}, masks)
     if vectorization == "async":

@@ -60,7 +60,7 @@ class TrainConfig(BaseModel):
     """How updates run: eager, recorded, compile or cudagraph; auto chooses by the device and the length of the run."""
     num_envs: int | None = Field(None, ge=1, le=65536)
     """Environments of each seed; empty: the algorithm's usual number."""
-    vectorization: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
+    vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"] = "auto"
     """How they are stepped."""
     eval_episodes: int = Field(10, ge=1)
     """Episodes of each evaluation and seed."""

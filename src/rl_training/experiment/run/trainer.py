@@ -68,7 +68,7 @@ class Trainer:
         self.device = choose_device(config.device)
         check_trackers(config.trackers, required=checkpoint is None)
         entry = registry.entry(config.algo)
-        hyper, loop_cls = config.hyper(), loop_class(entry.loop)
+        hyper, loop_cls = config.hyper(), loop_class(entry.loop, config.vectorization)
         assert config.num_envs is not None
         loop_cls.check(hyper, config.num_envs)
         planned = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)

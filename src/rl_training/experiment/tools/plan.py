@@ -26,7 +26,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
     config = config.resolved()
     assert config.num_envs is not None
     entry, hyper = registry.entry(config.algo), config.hyper()
-    loop_cls = loop_class(entry.loop)
+    loop_cls = loop_class(entry.loop, config.vectorization)
     loop_cls.check(hyper, config.num_envs)
     updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
     device = choose_device(config.device)

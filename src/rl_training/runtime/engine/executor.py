@@ -131,6 +131,18 @@ class CapturedGraph:
         return self.out
 
 
+def repeated(fn: Callable[..., Any], times: int) -> Callable[..., Any]:
+    if times == 1:
+        return fn
+
+    def call(*args: Any) -> Any:
+        for _ in range(times - 1):
+            fn(*args)
+        return fn(*args)
+
+    return call
+
+
 class Executor:
     """Runs functions `fn(tree, ...) -> outputs` that change `tree` in place, in one mode, on one device. The tensors of
     `tree` are static: always the same ones, written in place and never replaced."""
@@ -140,16 +152,20 @@ class Executor:
         if device.type == "cpu":
             keep_freed_memory()
 
-    def wrap(self, fn: Callable[..., Any], keep: Callable[[], Any], *, whole: bool = True) -> Callable[..., Any]:
+    def wrap(
+        self, fn: Callable[..., Any], keep: Callable[[], Any], *, whole: bool = True, times: int = 1
+    ) -> Callable[..., Any]:
         """`keep()` returns the tensors that the trial runs of a capture must leave unchanged. `whole`: compile the
-        function as one graph; otherwise only pieces of it, because unrolling its loops would take too long."""
+        function as one graph; otherwise only pieces of it, because unrolling its loops would take too long. `times`:
+        calls of the function for each call of the result; a capture contains all of them."""
         if self.mode == "eager":
-            return torch.no_grad()(fn)
+            return repeated(torch.no_grad()(fn), times)
         if self.mode == "recorded":
-            return Recorded(fn)
+            return repeated(Recorded(fn), times)
         if self.mode == "compile":
-            return CompiledGraph(fn, self.device) if whole else _recorded_with_pieces(fn)
-        captured = CapturedGraph(compiled(fn, self.device) if whole else with_compiled_pieces(fn), self.device)
+            return repeated(CompiledGraph(fn, self.device) if whole else _recorded_with_pieces(fn), times)
+        once = compiled(fn, self.device) if whole else with_compiled_pieces(fn)
+        captured = CapturedGraph(repeated(once, times), self.device)
 
         def call(*args: Any) -> Any:
             with torch.no_grad():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rl_training.envs.vector import Step
 
 FIXED = ("data", "prior")  # parts of the tree that are transitions; `prior` never changes and is never saved
-ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP = range(6)  # random streams
+ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP, ENVIRONMENT, RESET = range(8)  # random streams
 
 
 def first_seed(tree: Any) -> Any:
@@ -80,6 +80,7 @@ class Learner:
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
         self.all_continue = False  # the loaded step has only valid rows, and no episode ended in it
+        self.counts_alike = False  # either all rows of a step are transitions, or none
         self._chosen = self.tree["actions"].flatten(0, 1)
         self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
@@ -126,7 +127,9 @@ class Learner:
         if "valid" in self.store.columns:
             row["valid"] = valid > 0.5
         self.store.write(tree["data"], row, advance > 0.5)
-        tree["env_steps"].add_(advance.sum(-1).to(torch.int64))
+        # Rows on the device count all or none. Their sum would make one block of a GPU do all of this function.
+        taken = self.num_envs * advance[..., 0] if self.counts_alike else advance.sum(-1)
+        tree["env_steps"].add_(taken.to(torch.int64))
         train: TrainState = tree["train"]
         train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
 
@@ -200,9 +203,13 @@ class Learner:
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
-    def interact(self) -> np.ndarray:
-        """Store the loaded transition, and return the next actions [M, ...] as an array."""
+    def store_and_act(self) -> None:
+        """Store the loaded transition and choose the next actions."""
         self._interact(self.tree, self.inputs)
+
+    def interact(self) -> np.ndarray:
+        """`store_and_act`; returns the actions [M, ...] as an array."""
+        self.store_and_act()
         return self.chosen_actions()
 
     def act(self) -> np.ndarray:
@@ -219,8 +226,13 @@ class Learner:
     def write(self) -> None:
         self.write_fn(self.tree, self.inputs)
 
-    @torch.no_grad()
     def random_actions(self) -> np.ndarray:
+        """`choose_randomly`; returns the actions [M, ...] as an array."""
+        self.choose_randomly()
+        return self.chosen_actions()
+
+    @torch.no_grad()
+    def choose_randomly(self) -> None:
         """Uniform random actions, which replace those that the policy chose last."""
         spec = self.algorithm.spec.action
 
@@ -236,7 +248,6 @@ class Learner:
         self.tree["actions"].copy_(actions)
         if self.algorithm.recurrent:
             copy_into(self.tree["carry"], self.per_seed(self.algorithm.replace_actions)(self.tree["carry"], actions))
-        return self.chosen_actions()
 
     def chosen_actions(self) -> np.ndarray:
         """The actions chosen last, [M, ...]. On the CPU, the next choice overwrites this array."""
