@@ -23,6 +23,7 @@ from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.offline.xql import gumbel_loss
 from rl_training.data import load_transition_dataset
 from rl_training.data.dataset_files import write_dataset
+from rl_training.data.source import MixedSource
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.checkpoint import load_checkpoint
@@ -329,10 +330,10 @@ def test_rlpd_batches_are_half_prior_data(tmp_path: Path) -> None:
     data = {"first": {k: v[0] for k, v in tree["data"].items()}, "second": {k: v[0] for k, v in tree["prior"].items()}}
     train = type(learner.train)(*(getattr(learner.train, f) for f in learner.train._fields))
     key = tree["keys"][0]
-    batch = learner.sources["mixed"].sample(data, key, 16, train.progress[0])
+    batch = learner.sources[phase.source].sample(data, key, 16, train.progress[0])
     prior = {tuple(row) for row in tree["prior"]["obs"][0].tolist()}
     assert [tuple(row) in prior for row in batch["obs"].tolist()] == [False] * 8 + [True] * 8
-    assert phase.source == "mixed"
+    assert isinstance(learner.sources[phase.source], MixedSource)
     names = load_checkpoint(result.checkpoint_path).tensors["state"]
     assert not any("prior" in name for name in names)
 
