@@ -190,7 +190,7 @@ class Algorithm(Generic[H]):
     bounded_actions: ClassVar[bool] = False  # must a Box of actions have bounds, which [-1, 1] is scaled to?
     vector_observations: ClassVar[bool] = False  # must observations be plain vectors?
     masks: ClassVar[bool] = False  # does it keep to an environment's action mask?
-    targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
+    targets: tuple[str, ...] = ()  # networks that have a slow copy
     recurrent: ClassVar[bool] = False  # does the policy remember? Its carry is then more than exploration noise
     compiled_whole: ClassVar[bool] = True  # is its update compiled as one graph? If not, pieces of it are
     unrolled: ClassVar[bool] = False  # does that graph hold a recurrent loop written out? It then takes long to compile

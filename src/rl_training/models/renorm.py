@@ -84,12 +84,12 @@ class RenormTorso(nn.Module):
 class RenormActor(nn.Module):
     """Gaussian actor: (outputs [B, 2 A], statistics), and the features when asked."""
 
-    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str, warmup: int) -> None:
+    def __init__(self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int], activation: str, warmup: int) -> None:
         super().__init__()
         self.encoder, size = observation_encoder(spec)
         self.torso = RenormTorso(1, size, hidden_sizes, activation, warmup)
         self.features = self.torso.features
-        self.head = nn.Linear(self.features, 2 * spec.action.dim)
+        self.head = nn.Linear(self.features, outputs)
 
     def forward(
         self, obs: Tensor, statistics: Statistics, mask: Tensor | None = None, with_features: bool = False
@@ -121,9 +121,9 @@ class CrossQModel(nn.Module):
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *,
         critic_hidden_sizes: Sequence[int] = (256, 256), num_critics: int = 2, activation: str = "relu",
-        warmup: int = 100_000,
+        warmup: int = 100_000, actor_outputs: int = 2,
     ) -> None:  # fmt: skip
         super().__init__()
         self.spec = spec
-        self.actor = RenormActor(spec, hidden_sizes, activation, warmup)
+        self.actor = RenormActor(spec, actor_outputs * spec.action.dim, hidden_sizes, activation, warmup)
         self.critic = RenormCritic(spec, num_critics, critic_hidden_sizes, activation, warmup)

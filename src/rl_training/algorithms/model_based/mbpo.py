@@ -9,14 +9,14 @@ Deviations: see `Dynamics`; rollouts are refreshed when the model is, for all of
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, Phase, TrainState, Tree
-from rl_training.algorithms.continuous.sac import SAC, SACFields, SACHyper
+from rl_training.algorithms.continuous.sac import SAC, SACFields, SACReplayHyper
 from rl_training.algorithms.hyper import Hyper
 from rl_training.algorithms.model_based.model_fit import DynamicsFields, DynamicsHyper, ModelBased
 from rl_training.data.source import Source
@@ -30,7 +30,7 @@ from rl_training.spec import EnvSpec
 POLICY = ("actor", "critic")  # SAC's own networks
 
 
-class RolloutFields(DynamicsFields, SACFields):
+class RolloutFields(SACFields, DynamicsFields):
     """Rollouts of the model and the batches made of them."""
 
     real_ratio: float = Field(0.05, ge=0.0, le=1.0)
@@ -65,21 +65,24 @@ class RolloutFields(DynamicsFields, SACFields):
         return int(self.rollout_length + share * (last - self.rollout_length) + 1e-9)
 
 
-class MBPOHyper(RolloutFields, DynamicsHyper, SACHyper):
+class MBPOHyper(RolloutFields, DynamicsHyper, SACReplayHyper):
     learning_starts: int = Field(1_000, ge=0)
     """Environment steps with random actions before the first update."""
     gradient_steps: int = Field(20, ge=-1)
     """Updates in a block; -1: one for each transition collected since the last block."""
 
 
-class MBPO(ModelBased[RolloutFields]):
+R = TypeVar("R", bound=RolloutFields)
+
+
+class MBPO(ModelBased[R]):
     Hyper: ClassVar[type[Hyper]] = MBPOHyper
-    Policy: ClassVar[type[SAC]] = SAC  # what learns from the rollouts
+    Policy: ClassVar[type[SAC[Any]]] = SAC  # what learns from the rollouts
     name = "mbpo"
-    targets: ClassVar[tuple[str, ...]] = SAC.targets
+    targets = SAC.targets
 
     @cached_property
-    def sac(self) -> SAC:
+    def sac(self) -> SAC[Any]:
         known = type(self.hp).model_fields
         fields = {name: getattr(self.hp, name) for name in self.Policy.Hyper.model_fields if name in known}
         return self.Policy(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **fields)

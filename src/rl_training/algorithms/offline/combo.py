@@ -41,7 +41,7 @@ class COMBOHyper(CQLFields, MOPOHyper):
         return self
 
 
-class COMBO(MOPO):
+class COMBO(MOPO[COMBOHyper]):
     Hyper = COMBOHyper
     Policy = CQL
     name = "combo"

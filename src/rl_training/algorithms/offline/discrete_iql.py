@@ -22,7 +22,7 @@ class DiscreteIQLHyper(ImplicitFields, OfflineHyper):
     """On a dataset alone."""
 
 
-class DiscreteIQL(ImplicitQ):
+class DiscreteIQL(ImplicitQ[DiscreteIQLHyper]):
     Hyper = DiscreteIQLHyper
     name = "discrete_iql"
     actions = ("discrete",)

@@ -10,7 +10,7 @@ Deviations: online, a fixed share of each batch is from the dataset, where the p
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -88,7 +88,11 @@ def iql_loss(
     }  # fmt: skip
 
 
-class ImplicitQ(Algorithm[Any]):
+J = TypeVar("J", bound=ImplicitFields)
+Q = TypeVar("Q", bound=IQLFields)
+
+
+class ImplicitQ(Algorithm[J]):
     """The three updates. Subclasses give the networks `actor`, `critic` and `value`, and how they are read."""
 
     targets = ("critic",)
@@ -153,7 +157,7 @@ class ImplicitQ(Algorithm[Any]):
         return value
 
 
-class IQL(ImplicitQ, ContinuousControl[IQLFields]):
+class IQL(ImplicitQ[Q], ContinuousControl[Q]):
     Hyper: ClassVar[type[Hyper]] = IQLHyper
     name = "iql"
 
@@ -182,6 +186,6 @@ class IQL(ImplicitQ, ContinuousControl[IQLFields]):
         return Behaviour(mean, log_std.exp(), features)
 
 
-class IQLOnline(PriorData, IQL):
+class IQLOnline(PriorData, IQL[IQLOnlineHyper]):
     Hyper = IQLOnlineHyper
     name = "iql_online"

@@ -9,14 +9,14 @@ Deviations: those of `Dynamics`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Phase, UpdateResult
-from rl_training.algorithms.hyper import OfflineHyper
+from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.model_based.mbpo import MBPO, RolloutFields
 from rl_training.algorithms.model_based.model_fit import with_model
 from rl_training.data.storage import Batch
@@ -42,11 +42,12 @@ class MOPOHyper(RolloutFields, OfflineHyper):
         return self
 
 
-class MOPO(MBPO):
-    Hyper = MOPOHyper
+M = TypeVar("M", bound=MOPOHyper)
+
+
+class MOPO(MBPO[M]):
+    Hyper: ClassVar[type[Hyper]] = MOPOHyper
     name = "mopo"
-    if TYPE_CHECKING:
-        hp: MOPOHyper
 
     def reward(self, imagined: Imagined) -> Tensor:
         return imagined.rewards - self.hp.penalty_coef * imagined.uncertainty  # Eq. 8
