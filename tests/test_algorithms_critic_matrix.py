@@ -283,8 +283,8 @@ def test_a_run_with_another_critic_can_be_loaded(critic: str, tmp_path: Path) ->
 
 
 BAD: list[tuple[str, Any, str]] = [
-    ("sac", "quantil", r"unknown kind 'quantil'\. Did you mean 'quantile'\? Kinds: twin, subset, dropout"),
-    ("td3", {"kind": "twins"}, r"unknown kind 'twins'\. Did you mean 'twin'\?"),
+    ("sac", "quantil", r"kind 'quantil' is not one of twin, subset, .*\. Did you mean 'quantile'\?$"),
+    ("td3", {"kind": "twins"}, r"kind 'twins' is not one of .* Did you mean 'twin'\?$"),
     ("td3", {"num_quantiles": 5}, "give the name of a kind, or a mapping with `kind` and its options"),
     ("sac", 3, r"critic = 3: give the name of a kind"),
     ("td3", {"kind": "quantile", "num_quantile": 5}, r"unknown key 'num_quantile'\. Did you mean 'num_quantiles'\?"),
@@ -299,9 +299,13 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "sac",
         {"kind": "conservative", "base": "renorm"},
-        r"unknown kind 'renorm'\. Kinds: twin, subset, dropout, quantile",
+        r"base = 'renorm': kind 'renorm' is not one of twin, subset, dropout, quantile\.$",
     ),
-    ("td3", {"kind": "conservative", "base": "conservative"}, "base = 'conservative': unknown kind"),
+    (
+        "td3",
+        {"kind": "conservative", "base": "conservative"},
+        "base = 'conservative': kind 'conservative' is not one of",
+    ),
     ("td3", {"kind": "diverse", "base": {"kind": "twin", "num_critics": 1}}, "at least two critics to keep apart"),
     ("sac", {"kind": "diverse", "base": {"kind": "quantile", "eta": 1}}, r"base = .*unknown key 'eta'"),
 ]

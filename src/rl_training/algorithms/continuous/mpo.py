@@ -1,7 +1,8 @@
 """Maximum a posteriori policy optimisation, MPO (Abdolmaleki et al. 2018; decoupled form: arXiv 1812.02256).
 
-E-step: actions of the target policy are weighted by softmax(Q / temperature). M-step: the policy is fitted to them, its
-mean and deviation each held to the target policy by a KL penalty. Temperature and penalties are learned dual variables.
+E-step: actions of the target policy are weighted by softmax(Q / temperature). M-step: the policy is fitted to them,
+with a KL penalty each for how far its mean and its deviation move away from the target policy. Temperature and
+penalties are learned dual variables.
 
 Deviations: the policy is a tanh-squashed Gaussian, handled before the tanh, where KL and likelihood ratios are equal;
 the states of the E-step are the batch's next states, so that the same sampled actions also serve the critic's target;
@@ -62,7 +63,7 @@ def temperature_loss(q: Tensor, temperature: Tensor, epsilon: float) -> Tensor:
 
 
 def gaussian_kls(mean: Tensor, log_std: Tensor, old_mean: Tensor, old_log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(old || new) with only the mean new, and with only the deviation new, for each dimension."""
+    """KL(old || new) of each dimension if only the mean changes, and if only the deviation changes."""
     by_mean = 0.5 * ((mean - old_mean) * torch.exp(-old_log_std)).square()
     by_std = log_std - old_log_std + 0.5 * (torch.exp(2.0 * (old_log_std - log_std)) - 1.0)
     return by_mean, by_std

@@ -1,5 +1,5 @@
 """Batch-constrained Q-learning, BCQ (Fujimoto et al. 2019): Q-learning over actions that the data could contain. A
-variational autoencoder draws candidates, a small network moves them within `phi`, and the best candidate is taken.
+variational autoencoder draws candidates, a small network moves each by at most `phi`, and the best one is taken.
 
 Order of the updates as in the authors' code: autoencoder, critics, perturbation, targets.
 Deviations: none known.
@@ -37,7 +37,7 @@ class BCQHyper(OfflineHyper):
     tau: float = Field(0.005, gt=0.0, le=1.0)
     """Share of the networks that each target update takes over."""
     phi: float = Field(0.05, ge=0.0, le=1.0)
-    """How far the perturbation may move an action."""
+    """Largest change of an action by the perturbation."""
     lmbda: float = Field(0.75, ge=0.0, le=1.0)
     """Weight of the smaller critic in the target; the rest is the larger one's."""
     num_actions: int = Field(10, ge=1)
@@ -65,17 +65,16 @@ class BCQ(Algorithm[BCQHyper]):
 
     def setup(self) -> None:
         self.adam = self.optimizer()
-        # Without exploration the candidates come from the same latents at every call, whatever else is in the batch.
+        # Without exploration the same latents serve every call, so an action does not depend on the rest of the batch.
         self.fixed = self.latents(rng.key_from_seed(0, _ACT), self.hp.num_actions_act, 1).to(self.device)
 
     def latents(self, key: Tensor, count: int, rows: int) -> Tensor:
-        """What candidates are decoded from: [count, rows, Z]."""
+        """Latents that candidates are decoded from: [count, rows, Z]."""
         z = rng.normal(key, (count, rows, 2 * self.spec.action.dim))
         return z.clamp(-self.hp.latent_clip, self.hp.latent_clip)
 
     def candidates(self, vae: Tensor, perturbation: Tensor, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """An action for each observation [B, D] and latent [N, B or 1, Z], and the observations beside them:
-        [N x B, ...] each."""
+        """An action for each observation [B, D] and latent [N, B or 1, Z], and its observation: [N x B, ...] each."""
         count = len(latents)
         z = latents.expand(count, obs.shape[0], latents.shape[-1]).flatten(0, 1)
         repeated = obs.unsqueeze(0).expand(count, *obs.shape).flatten(0, 1)
@@ -136,7 +135,7 @@ class BCQ(Algorithm[BCQHyper]):
         return state, Aux({**metrics, **weighted_means({"q_value_mean": q, "target_mean": target}, weights)}, error)
 
     def best(self, state: TrainState, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidate that the first critic likes best, and its value: [B, A], [B]."""
+        """The candidate with the largest value by the first critic, and that value: [B, A], [B]."""
         actions, repeated = self.candidates(state.params["vae"], state.params["perturbation"], obs, latents)
         q = self.nets["critic"](state.params["critic"], repeated, actions)[0].view(len(latents), -1)
         value, index = q.max(0)

@@ -1,11 +1,12 @@
-"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions stands in for the maximum, so
-no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
+"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions takes the place of the
+maximum, so no action outside the data is ever evaluated; the policy is a regression on the data, weighted by
+exponential advantages.
 
-The three losses are those of the networks before the update, as in CORL, whose scores are the reference: the advantage
-of V's loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q see the new V.)
-The value network of XQL is learned by another loss: it replaces `value_loss`. `ImplicitQ` is the update for actions of
-any kind; discrete_iql.py is the other one that uses it. `iql_online` goes on in the environment (paper, section 5.3).
-Deviations: online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
+All three losses use the networks before the update, as in CORL, whose scores are the reference: the advantage of V's
+loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q use the new V.)
+`ImplicitQ` is the update for actions of any kind; discrete_iql.py uses it too. XQL replaces `value_loss`. `iql_online`
+continues in the environment (paper, section 5.3).
+Deviations: online, a fixed share of each batch is from the dataset; the paper adds new transitions to one buffer.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from rl_training.spec import EnvSpec
 
 
 class ImplicitFields(Hyper):
-    """What the update needs, for actions of any kind."""
+    """Settings of the update, for actions of any kind."""
 
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers of policy, critics and value."""
     actor_learning_rate: Positive = Field(default_factory=lambda: Schedule(kind="cosine", start=3e-4, end=0.0))
     """Step size of the policy; a number or a schedule (paper: cosine to 0)."""
     expectile: float = Field(0.7, gt=0.0, lt=1.0)
-    """Which expectile of Q over the data's actions V is; towards 1 it nears the maximum."""
+    """V is this expectile of Q over the data's actions; towards 1 it nears the maximum."""
     beta: float = Field(3.0, gt=0.0)
     """Inverse temperature of the policy's weights exp(beta x advantage)."""
     max_weight: float = Field(100.0, gt=0.0)
@@ -54,7 +55,7 @@ class IQLFields(ImplicitFields, ContinuousFields):
 
 
 class IQLHyper(IQLFields, OfflineHyper):
-    """On a dataset alone."""
+    """Settings of IQL on a dataset alone."""
 
 
 class IQLOnlineHyper(IQLFields, FineTuneFields):
@@ -71,8 +72,8 @@ def iql_loss(
     q: Tensor, target_q: Tensor, value: Tensor, next_value: Tensor, log_prob: Tensor, batch: Batch, *,
     expectile: float = 0.7, beta: float = 3.0, max_weight: float = 100.0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The three losses and their means, from q [E, B] of the critics at (s, a), the target critics' minimum [B], V(s),
-    V(s') and log pi(a|s) [B]. Each loss is meant for its own network: the other inputs are constants to it."""
+    """The three losses and means over the batch, from q [E, B] of the critics at (s, a), the target critics' minimum
+    [B], V(s), V(s') and log pi(a|s) [B]. Each loss has a gradient for its own network only."""
     weights = batch["weights"]
     advantage = (target_q - value).detach()
     target = (batch["rewards"] + batch["discounts"] * next_value).detach()
@@ -93,7 +94,7 @@ Q = TypeVar("Q", bound=IQLFields)
 
 
 class ImplicitQ(Algorithm[J]):
-    """The three updates. Subclasses give the networks `actor`, `critic` and `value`, and how they are read."""
+    """The three updates. Subclasses define the networks `actor`, `critic` and `value`, and how to call them."""
 
     targets = ("critic",)
 

@@ -1,9 +1,9 @@
-"""Model-based offline policy optimisation, MOPO (Yu et al. 2020, Algorithm 2): MBPO on a dataset, where the reward of a
-model-made step is lowered by the model's own estimate of its error.
+"""Model-based offline policy optimisation, MOPO (Yu et al. 2020, Algorithm 2): MBPO on a dataset, where the reward of
+an imagined step is lowered by the model's own estimate of its error.
 
-The ensemble is fitted to the dataset first; then rollouts branch off its states every `rollout_freq` updates, and SAC
-learns from batches of which `real_ratio` are real. The penalty is `penalty_coef` x the largest norm of a member's
-standard deviation (section 4.3); with 0 it is MBPO without new data.
+The ensemble is fitted to the dataset first. Then rollouts start from the dataset's states every `rollout_freq` updates,
+and SAC learns from batches with a share `real_ratio` of real transitions. The penalty is `penalty_coef` x the largest
+norm of a member's standard deviation (section 4.3); with 0 it is MBPO without new data.
 Deviations: those of `Dynamics`.
 """
 

@@ -15,9 +15,9 @@ from rl_training.algorithms.offline.iql import IQL, IQLHyper
 
 class XQLHyper(IQLHyper):
     temperature: float = Field(2.0, gt=0.0)
-    """beta of the paper: the soft maximum nears the maximum as it falls."""
+    """beta of the paper; with a smaller one V is closer to the maximum of Q."""
     max_exponent: float = Field(7.0, gt=0.0)
-    """(Q - V) / temperature is clipped to it."""
+    """(Q - V) / temperature is clipped to this value."""
 
 
 def gumbel_loss(difference: Tensor, temperature: float, max_exponent: float) -> Tensor:

@@ -176,7 +176,7 @@ def one_of(*kinds: type[CriticOptions]) -> BeforeValidator:
         if not isinstance(name, str):
             raise ValueError(f"give the name of a kind, or a mapping with `kind` and its options. Kinds: {known}")
         if name not in table:
-            raise ValueError(f"unknown kind '{name}'.{did_you_mean(name, table)} Kinds: {known}")
+            raise ValueError(f"kind '{name}' is not one of {known}.{did_you_mean(name, table)}")
         try:
             return table[name].model_validate(given)
         except ValidationError as error:
