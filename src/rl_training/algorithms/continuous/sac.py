@@ -66,8 +66,7 @@ class SACReplayHyper(SACFields, ContinuousHyper):
 
 class SACHyper(SACReplayHyper):
     critic: CriticSetting = TwinOptions()
-    """Kind of critics: twin, subset, dropout, quantile, renorm, conservative or diverse; a name, or options such as
-    `{kind: quantile, num_quantiles: 25}`."""
+    """Kind of critics: a name such as `quantile`, or a name with options: `{kind: quantile, num_quantiles: 25}`."""
 
     def critic_options(self) -> CriticOptions:
         return self.critic

@@ -44,7 +44,7 @@ class TD3Fields(DeterministicFields):
     """Settings of TD3 on any kind of data."""
 
     num_critics: int = Field(2, ge=1)
-    """Critics, whose smallest value is the target."""
+    """Twin critics, whose smallest value is the target."""
     policy_delay: int = Field(2, ge=1)
     """Gradient steps of the critics for each one of the actor and the targets."""
     target_policy_noise: float = Field(0.2, ge=0.0)
@@ -61,8 +61,7 @@ class TD3Hyper(TD3Fields, DeterministicHyper):
     """Settings of TD3 with replay."""
 
     critic: CriticSetting = TwinOptions()
-    """Kind of critics: twin (of which there are `num_critics`), subset, dropout, quantile, renorm, conservative or
-    diverse; a name, or options such as `{kind: quantile, num_quantiles: 25}`."""
+    """Kind of critics: a name such as `quantile`, or a name with options: `{kind: quantile, num_quantiles: 25}`."""
 
     def critic_options(self) -> CriticOptions:
         return self.critic
