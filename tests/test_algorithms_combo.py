@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_same_bits, batch_for, make_algorithm
 
-from rl_training.algorithms.continuous.critics.conservative import ConservativeCritic
+from rl_training.algorithms.continuous.critics.penalised import ConservativeCritic
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from helpers import ACTION_DIM, BATCH, assert_near, assert_same_bits, batch_for, config_for, make_algorithm, spec_for
 
 from rl_training import registry
-from rl_training.algorithms.continuous.critics.setting import KINDS
+from rl_training.algorithms.continuous.critics.setting import Kinds
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
@@ -55,7 +55,7 @@ def parts(name: str, critic: str, **fields: Any) -> tuple[Any, Any, dict[str, to
 
 def test_the_matrix_has_every_kind() -> None:
     asked = {c if isinstance(c, str) else c["kind"] for c in CRITICS.values()}
-    assert asked == {kind.model_fields["kind"].default for kind in KINDS}
+    assert asked == {kind.model_fields["kind"].default for kind in get_args(Kinds)}
 
 
 @pytest.mark.parametrize("critic", CRITICS)
@@ -250,7 +250,7 @@ def test_a_named_algorithm_is_sac_with_a_critic(algo: str, fields: dict[str, Any
 
 
 def test_a_name_stands_for_the_default_options() -> None:
-    for kind in KINDS:
+    for kind in get_args(Kinds):
         name = kind.model_fields["kind"].default
         by_name, spelled_out = make_algorithm("td3", critic=name).hp, make_algorithm("td3", critic={"kind": name}).hp
         assert by_name.critic == spelled_out.critic == kind()

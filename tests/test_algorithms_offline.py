@@ -18,7 +18,7 @@ from scipy import integrate, optimize
 from rl_training.algorithms import IQL, iql_loss
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.continuous.base import ContinuousControl
-from rl_training.algorithms.continuous.critics.diverse import gradient_similarity
+from rl_training.algorithms.continuous.critics.penalised import gradient_similarity
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.offline.xql import gumbel_loss
 from rl_training.data import load_transition_dataset

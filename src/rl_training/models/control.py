@@ -199,39 +199,31 @@ class NAFModel(nn.Module):
         return quadratic_q(torch.tanh(pre_tanh), value, lower, actions)
 
 
-class MLPSACModel(SACModel):
+class BySizes(nn.Module):
+    """A model made from sizes instead of a spec, for vector observations. It goes first in the list of bases."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
+        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
+
+
+class MLPSACModel(BySizes, SACModel):
     """`SACModel` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPREDQModel(SACModel):
+class MLPREDQModel(BySizes, SACModel):
     """`SACModel` with the ten critics of REDQ, by sizes."""
 
-    def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 10,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, num_critics=num_critics, **options)
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
+        super().__init__(obs_dim, action_dim, hidden_sizes, **{"num_critics": 10, **options})
 
 
-class MLPTD3Model(TD3Model):
+class MLPTD3Model(BySizes, TD3Model):
     """`TD3Model` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPD4PGModel(D4PGModel):
+class MLPD4PGModel(BySizes, D4PGModel):
     """`D4PGModel` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPNAFModel(NAFModel):
+class MLPNAFModel(BySizes, NAFModel):
     """`NAFModel` for vector observations, by sizes."""
-
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)

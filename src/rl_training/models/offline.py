@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.control import Actor, EnsembleCritic, vector_spec
+from rl_training.models.control import Actor, BySizes, EnsembleCritic
 from rl_training.models.layers import Scalar
 from rl_training.models.torsos import mlp, torso
 from rl_training.models.value import EnsembleQNetwork
@@ -148,8 +148,5 @@ class BCQModel(nn.Module):
         self.critic = EnsembleCritic(spec, 2, hidden_sizes, activation)
 
 
-class MLPIQLModel(IQLModel):
+class MLPIQLModel(BySizes, IQLModel):
     """`IQLModel` for vector observations, by sizes."""
-
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)

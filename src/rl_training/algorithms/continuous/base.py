@@ -80,18 +80,12 @@ class ActorNet:
             return {}
         return {"actor_norm": self.net.module.torso.initial()}  # type: ignore[union-attr, operator]
 
-    def __call__(self, params: Tensor, extra: dict[str, Any], obs: Obs) -> Tensor:
-        """Outputs [B, ...], when acting."""
-        out: Tensor = self.net(params, obs, extra["actor_norm"])[0] if self.renormalised else self.net(params, obs)
-        return out
-
-    def with_features(self, params: Tensor, extra: dict[str, Any], obs: Obs) -> tuple[Tensor, Tensor]:
-        """Outputs and the features of the last hidden layer [B, F]."""
-        if self.renormalised:
-            out, _, features = self.net(params, obs, extra["actor_norm"], None, True)
-        else:
-            out, features = self.net(params, obs, True)
-        return out, features
+    def __call__(self, params: Tensor, extra: dict[str, Any], obs: Obs, with_features: bool = False) -> Any:
+        """Outputs [B, ...] when acting, and the features of the last hidden layer [B, F] if `with_features`."""
+        if not self.renormalised:
+            return self.net(params, obs, with_features)
+        out, _, features = self.net(params, obs, extra["actor_norm"], None, True)
+        return (out, features) if with_features else out
 
     def learn(self, params: Tensor, extra: dict[str, Any], obs: Obs, weights: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Outputs when learning, and new values for entries of `state.extra`. Rows of weight 0 do not count in them."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousHyper
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.data.storage import Batch
 from rl_training.models.control import SACModel
 from rl_training.ops import rng
@@ -118,13 +119,9 @@ class MPO(ContinuousControl[MPOHyper]):
         pre_tanh = old_mean + old_log_std.exp() * noise  # [N, B, A]
         sampled_q = self.sampled_q(state.target["critic"], next_obs, pre_tanh.tanh())
         target = batch["rewards"] + batch["discounts"] * sampled_q.mean(0)
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = critic(params, batch["obs"], batch["actions"])  # [E, B]
-            error = q - target
-            return weighted_mean(0.5 * (error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: critic(params, batch["obs"], batch["actions"]), state.params["critic"], target, weights, 0.5
+        )
         critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
         def policy_loss(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

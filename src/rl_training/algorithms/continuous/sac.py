@@ -165,7 +165,7 @@ class SAC(ContinuousControl[S]):
         return state, {"actor_loss": loss, "entropy": entropy}
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.actor_net.with_features(state.params["actor"], state.extra, obs)
+        out, features = self.actor_net(state.params["actor"], state.extra, obs, True)
         mean, log_std = self.dist.split(out)
         return Behaviour(mean, log_std.exp(), features)
 

@@ -164,7 +164,7 @@ class TD3(ContinuousControl[D]):
         return state, {"actor_loss": loss}
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.actor_net.with_features(state.params["actor"], state.extra, obs)
+        out, features = self.actor_net(state.params["actor"], state.extra, obs, True)
         return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.prior_data import FineTuneFields, PriorData
@@ -95,13 +96,9 @@ class AWAC(ContinuousControl[AWACFields]):
         next_action = self.sample(state.params["actor"], batch["next_obs"], rng.fold(key, 0))
         next_q = self.q(state.target["critic"], batch["next_obs"], next_action)
         target = batch["rewards"] + batch["discounts"] * next_q
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = self.nets["critic"](params, obs, actions)  # [E, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: self.nets["critic"](params, obs, actions), state.params["critic"], target, weights
+        )
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
         value = self.baseline(state.params["actor"], critic, obs, rng.fold(key, 1))
         advantage = self.q(critic, obs, actions) - value

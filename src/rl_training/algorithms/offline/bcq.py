@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
 from rl_training.data.storage import Batch
 from rl_training.models.offline import BCQModel
@@ -105,13 +106,9 @@ class BCQ(Algorithm[BCQHyper]):
         mixed = hp.lmbda * q.amin(0) + (1.0 - hp.lmbda) * q.amax(0)
         next_q = mixed.view(hp.num_actions, -1).amax(0)  # Eq. 13
         target = batch["rewards"] + batch["discounts"] * next_q
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = nets["critic"](params, obs, actions)  # [2, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: nets["critic"](params, obs, actions), state.params["critic"], target, weights
+        )
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
         proposal = nets["vae"](vae, obs, self.latents(rng.fold(key, 2), 1, len(obs))[0])

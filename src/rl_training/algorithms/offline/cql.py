@@ -10,7 +10,7 @@ divided by the number of samples, so that it is the integral itself (a constant 
 from __future__ import annotations
 
 from rl_training.algorithms.continuous.critics.base import CriticOptions
-from rl_training.algorithms.continuous.critics.conservative import (
+from rl_training.algorithms.continuous.critics.penalised import (
     CalibratedOptions,
     ConservativeFields,
     ConservativeOptions,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from rl_training.algorithms.continuous.critics.base import CriticOptions
-from rl_training.algorithms.continuous.critics.diverse import DiverseFields, DiverseOptions
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
+from rl_training.algorithms.continuous.critics.penalised import DiverseFields, DiverseOptions
 from rl_training.algorithms.continuous.sac import SAC, SACFields
 from rl_training.algorithms.hyper import OfflineHyper, Widths
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
 from rl_training.algorithms.prior_data import FineTuneFields, PriorData
 from rl_training.data.storage import Batch
@@ -135,13 +136,9 @@ class ImplicitQ(Algorithm[J]):
         actor_rate = hp.actor_learning_rate(state.progress)
         actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
         target = batch["rewards"] + batch["discounts"] * nets["value"](state.params["value"], batch["next_obs"])
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
-            q = self.q(params, obs, actions)  # [E, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: self.q(params, obs, actions), state.params["critic"], target, weights
+        )  # Eq. 6
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
         state = state._replace(
             params={"actor": actor, "critic": critic, "value": value},

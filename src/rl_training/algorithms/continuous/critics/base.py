@@ -8,7 +8,7 @@ them once. A critic keeps no state: parameters, and statistics in `extra`, are a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -30,7 +30,7 @@ Extra = dict[str, Any]
 LOSS, POLICY = 2, 3  # random streams of a critic within an update; the algorithms use 0 and 1
 
 
-class CriticReport(NamedTuple):
+class Report(NamedTuple):
     """What a critic's loss returns beside its value, per sample."""
 
     q: Tensor  # [B], mean of the critics
@@ -52,6 +52,27 @@ class Owner(NamedTuple):
     climbs: Literal["smallest", "first"]  # which of two critics the policy climbs, where the kind leaves it open
 
 
+def squared_error(q: Tensor, target: Tensor, weight: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared errors summed over the critics, mean value and mean absolute error: [E, B], [B] -> [B] each."""
+    error = q - target
+    loss = (error**2).sum(0)
+    return loss if weight == 1.0 else weight * loss, q.mean(0), error.abs().mean(0)
+
+
+def regress(
+    values: Callable[[Tensor], Tensor], params: Tensor, target: Tensor, weights: Tensor, weight: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fit critics, given as a function from parameters to values [E, B], to a fixed target [B]: the loss, mean value
+    [B], mean absolute error [B] and gradients."""
+
+    def loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        errors, q, error = squared_error(values(params), target, weight)
+        return weighted_mean(errors, weights), (q, error)
+
+    value, (q, error), grads = value_and_grad(loss, params)
+    return value, q, error, grads
+
+
 class Critic:
     """An ensemble of critics. Subclasses define `values`, `loss` and `policy_value`."""
 
@@ -71,7 +92,7 @@ class Critic:
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, CriticReport]:
+    ) -> tuple[Tensor, Report]:
         """Loss per sample [B]. `bonus` [B] is added to the value of the next action."""
         raise NotImplementedError
 
@@ -87,13 +108,15 @@ class Critic:
         """The key of one of its random streams; a critic that draws nothing does not pay for it."""
         return rng.fold(key, number) if self.draws else key
 
-    def squared_error(self, q: Tensor, target: Tensor, extra: Extra) -> tuple[Tensor, CriticReport]:
+    def bootstrap(self, batch: Batch, next_value: Tensor, bonus: Tensor | None) -> Tensor:
+        """r + discount x (next value + bonus): [B]."""
+        target: Tensor = batch["rewards"] + batch["discounts"] * (next_value if bonus is None else next_value + bonus)
+        return target
+
+    def squared_error(self, q: Tensor, target: Tensor, extra: Extra) -> tuple[Tensor, Report]:
         """Loss and report of values [E, B] with a common target [B]."""
-        error = q - target
-        loss = (error**2).sum(0)
-        if self.owner.error_weight != 1.0:
-            loss = self.owner.error_weight * loss
-        return loss, CriticReport(q.mean(0), error.abs().mean(0), target, extra)
+        loss, mean, error = squared_error(q, target, self.owner.error_weight)
+        return loss, Report(mean, error, target, extra)
 
     def update(
         self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor, adam: Optimizer,
@@ -102,7 +125,7 @@ class Critic:
         """One step of the critic networks: the state, metrics, and the absolute error of each sample [B]."""
         weights, stream = batch["weights"], self.stream(key, LOSS)
 
-        def mean_loss(params: Tensor) -> tuple[Tensor, CriticReport]:
+        def mean_loss(params: Tensor) -> tuple[Tensor, Report]:
             loss, report = self.loss(params, state, batch, next_action, bonus, stream)
             return weighted_mean(loss, weights), report
 
@@ -119,12 +142,6 @@ class Critic:
             extra={**state.extra, **report.extra},
         )
         return state, metrics, report.error
-
-
-def bootstrap(batch: Batch, next_value: Tensor, bonus: Tensor | None) -> Tensor:
-    """r + discount x (next value + bonus): [B]."""
-    target: Tensor = batch["rewards"] + batch["discounts"] * (next_value if bonus is None else next_value + bonus)
-    return target
 
 
 class CriticFields(BaseModel):
@@ -163,9 +180,9 @@ class CriticOptions(CriticFields):
         raise NotImplementedError
 
 
-def one_of(*kinds: type[CriticOptions]) -> BeforeValidator:
-    """Reads options of these kinds from a name or a mapping, and says in one sentence what is wrong with them."""
-    table = {str(kind.model_fields["kind"].default): kind for kind in kinds}
+def one_of(union: Any) -> BeforeValidator:
+    """Reads options of a union of kinds from a name or a mapping, and says in one sentence what is wrong with them."""
+    table: dict[str, type[CriticOptions]] = {kind.model_fields["kind"].default: kind for kind in get_args(union)}
     known = ", ".join(table)
 
     def read(value: Any) -> CriticOptions:

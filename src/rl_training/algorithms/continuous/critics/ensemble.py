@@ -10,15 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Obs, TrainState
-from rl_training.algorithms.continuous.critics.base import (
-    Critic,
-    CriticFields,
-    CriticOptions,
-    CriticReport,
-    Extra,
-    Owner,
-    bootstrap,
-)
+from rl_training.algorithms.continuous.critics.base import Critic, CriticFields, CriticOptions, Extra, Owner, Report
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.control import EnsembleCritic
@@ -48,10 +40,10 @@ class TwinCritic(Critic):
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, CriticReport]:
+    ) -> tuple[Tensor, Report]:
         next_q = self.values(state.target["critic"], batch["next_obs"], next_action).amin(0)  # [E, B] -> [B]
         q = self.values(params, batch["obs"], batch["actions"])
-        return self.squared_error(q, bootstrap(batch, next_q, bonus), {})
+        return self.squared_error(q, self.bootstrap(batch, next_q, bonus), {})
 
     def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
         if self.owner.climbs == "smallest":
@@ -133,10 +125,10 @@ class SubsetCritic(Critic):
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, CriticReport]:
+    ) -> tuple[Tensor, Report]:
         next_q = self.next_q(state.target["critic"], batch["next_obs"], next_action, rng.fold(key, 0))
         q = self.net(params, batch["obs"], batch["actions"], self.dropout_key(key, 1))  # [E, B]
-        return self.squared_error(q, bootstrap(batch, next_q, bonus), {})
+        return self.squared_error(q, self.bootstrap(batch, next_q, bonus), {})
 
     def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
         """Mean of all critics (REDQ, Algorithm 1, line 10)."""

@@ -8,14 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import Obs, TrainState
-from rl_training.algorithms.continuous.critics.base import (
-    Critic,
-    CriticFields,
-    CriticOptions,
-    CriticReport,
-    Extra,
-    Owner,
-)
+from rl_training.algorithms.continuous.critics.base import Critic, CriticFields, CriticOptions, Extra, Owner, Report
 from rl_training.data.storage import Batch
 from rl_training.ops.quantiles import quantile_huber, quantile_midpoints
 
@@ -69,7 +62,7 @@ class QuantileCritic(Critic):
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, CriticReport]:
+    ) -> tuple[Tensor, Report]:
         next_atoms = self.net(state.target["critic"], batch["next_obs"], next_action)  # [E, B, M]
         kept = truncate(next_atoms, self.options.top_quantiles_to_drop_per_net)  # [B, K]
         kept = kept if bonus is None else kept + bonus.unsqueeze(-1)
@@ -77,7 +70,7 @@ class QuantileCritic(Critic):
         atoms = self.net(params, batch["obs"], batch["actions"])  # [E, B, M]
         loss = quantile_huber(atoms, target.unsqueeze(0), self.taus).mean(0) / self.options.num_quantiles  # Eq. 13
         error = (atoms.mean(-1) - target.mean(-1)).abs().mean(0)
-        return loss, CriticReport(atoms.mean((0, 2)), error, target.mean(-1), {})
+        return loss, Report(atoms.mean((0, 2)), error, target.mean(-1), {})
 
     def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
         """Mean of all atoms, none of them left out (Eq. 14)."""

@@ -14,15 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Obs, TrainState
-from rl_training.algorithms.continuous.critics.base import (
-    Critic,
-    CriticFields,
-    CriticOptions,
-    CriticReport,
-    Extra,
-    Owner,
-    bootstrap,
-)
+from rl_training.algorithms.continuous.critics.base import Critic, CriticFields, CriticOptions, Extra, Owner, Report
 from rl_training.algorithms.hyper import Widths
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -67,13 +59,13 @@ class JointCritic(Critic):
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[Tensor, CriticReport]:
+    ) -> tuple[Tensor, Report]:
         counts = batch["weights"] > 0
         both_obs = tree_map(lambda a, b: torch.cat([a, b]), batch["obs"], batch["next_obs"])
         both_actions = torch.cat([batch["actions"], next_action])
         both_q, norm = self.net(params, both_obs, both_actions, state.extra["critic_norm"], torch.cat([counts, counts]))
         q, next_q = both_q.chunk(2, -1)  # [E, B] each
-        target = bootstrap(batch, next_q.amin(0), bonus).detach()
+        target = self.bootstrap(batch, next_q.amin(0), bonus).detach()
         return self.squared_error(q, target, {"critic_norm": norm})
 
     def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
