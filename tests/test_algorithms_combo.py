@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import assert_same_bits, batch_for, make_algorithm
 
+from rl_training.algorithms.continuous.critics.penalised import ConservativeCritic
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
@@ -18,19 +19,20 @@ KEY = rng.key_from_seed(9)
 def test_values_go_down_where_the_model_goes_and_up_on_the_data() -> None:
     """Eq. 2: beta (mean over the rollouts of the soft maximum - mean over the data of Q), for each critic."""
     combo: Any = make_algorithm("combo", batch_size=8, real_ratio=0.25, cql_alpha=3.0)
-    cql, state, batch = combo.sac, combo.init_state(0), batch_for(combo, size=8)
-    assert type(cql).name == "cql"
+    critic, state, batch = combo.sac.critic, combo.init_state(0), batch_for(combo, size=8)
+    assert type(combo.sac).name == "cql"
+    assert critic.options.cql_alpha == 3.0
     inner = combo.policy_state(state)
     next_action, bonus = batch["actions"], torch.zeros(8)
 
     def loss_of(alpha: float, **columns: Any) -> torch.Tensor:
-        cql.hp = cql.hp.model_copy(update={"cql_alpha": alpha})
-        return cql.critic_loss(inner.params["critic"], inner, {**batch, **columns}, next_action, bonus, KEY)[0]
+        weighted = ConservativeCritic(critic.base, critic.options.model_copy(update={"cql_alpha": alpha}))
+        return weighted.loss(inner.params["critic"], inner, {**batch, **columns}, next_action, bonus, KEY)[0]
 
     real = torch.arange(8) < 2
     term = loss_of(3.0, real=real) - loss_of(0.0, real=real)
-    soft = cql.soft_maximum(inner.params["critic"], inner, batch, rng.fold(KEY, 2))  # [2, 8]
-    data = cql.q_values(inner.params["critic"], batch["obs"], batch["actions"], None)
+    soft = critic.soft_maximum(inner.params["critic"], inner, batch, rng.fold(KEY, 2))  # [2, 8]
+    data = critic.values(inner.params["critic"], batch["obs"], batch["actions"])
     by_hand = 3.0 * sum(soft[e, 2:].mean() - data[e, :2].mean() for e in range(2))
     torch.testing.assert_close(term.mean(), by_hand, rtol=1e-4, atol=1e-4)
     assert torch.allclose(term[:2], -3.0 * 4.0 * data[:, :2].sum(0), atol=1e-4)  # a real row: pushed up only

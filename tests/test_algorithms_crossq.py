@@ -81,7 +81,7 @@ def test_joint_pass_by_hand() -> None:
     algorithm = make_algorithm("crossq")
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     next_action, bonus = batch["actions"].roll(1, 0), torch.linspace(-1.0, 1.0, BATCH)
-    loss, report = algorithm.critic_loss(state.params["critic"], state, batch, next_action, bonus, KEY)
+    loss, report = algorithm.critic.loss(state.params["critic"], state, batch, next_action, bonus, KEY)
     torch.testing.assert_close(loss, joint_loss(algorithm, state, batch, next_action, bonus), rtol=1e-4, atol=1e-5)
     inputs = torch.cat(
         [torch.cat([batch["obs"], batch["actions"]], -1), torch.cat([batch["next_obs"], next_action], -1)]
@@ -95,7 +95,7 @@ def test_no_gradient_flows_through_the_target() -> None:
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     batch["discounts"] = torch.ones(BATCH)
     params = state.params["critic"].clone().requires_grad_()
-    loss, report = algorithm.critic_loss(params, state, batch, batch["actions"], torch.zeros(BATCH), KEY)
+    loss, report = algorithm.critic.loss(params, state, batch, batch["actions"], torch.zeros(BATCH), KEY)
     assert not report.target.requires_grad
     assert loss.requires_grad
     assert state.target == {}

@@ -18,7 +18,7 @@ from scipy import integrate, optimize
 from rl_training.algorithms import IQL, iql_loss
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.continuous.base import ContinuousControl
-from rl_training.algorithms.offline.edac import gradient_similarity
+from rl_training.algorithms.continuous.critics.penalised import gradient_similarity
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.offline.xql import gumbel_loss
 from rl_training.data import load_transition_dataset
@@ -152,11 +152,11 @@ def test_cql_soft_maximum_equals_the_integral() -> None:
     g = torch.Generator().manual_seed(0)
     batch = {"obs": torch.randn(3, OBS_DIM, generator=g), "next_obs": torch.randn(3, OBS_DIM, generator=g)}
     params = 3.0 * state.params["critic"]
-    found = algorithm.soft_maximum(params, state, batch, KEY)
+    found = algorithm.critic.soft_maximum(params, state, batch, KEY)
     assert found.shape == (2, 3)
 
     def integrand(action: float, critic: int, row: int) -> float:
-        q = algorithm.q_values(params, batch["obs"][row : row + 1], torch.tensor([[action]]), None)
+        q = algorithm.critic.values(params, batch["obs"][row : row + 1], torch.tensor([[action]]))
         return math.exp(float(q[critic, 0]))
 
     for critic in range(2):
@@ -170,27 +170,28 @@ def test_cql_penalty_and_cal_ql_floor() -> None:
     algorithm = make_algorithm("cql", cql_alpha=3.0, num_actions=4)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     params, actions, bonus = state.params["critic"], batch["actions"], torch.full((BATCH,), 9.0)
-    loss, report = algorithm.critic_loss(params, state, batch, actions, bonus, KEY)
+    loss, report = algorithm.critic.loss(params, state, batch, actions, bonus, KEY)
     m = modules_of(algorithm, state)
     target = batch["rewards"] + batch["discounts"] * m["slow_critic"](batch["next_obs"], actions).min(0).values
     torch.testing.assert_close(report.target, target)
     q = m["critic"](batch["obs"], actions).detach()
-    gap = algorithm.soft_maximum(params, state, batch, rng.fold(KEY, 2))
+    gap = algorithm.critic.soft_maximum(params, state, batch, rng.fold(KEY, 2))
     expected = 0.5 * ((q - target) ** 2).sum(0) + 3.0 * (gap - q).sum(0)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
 
     calibrated = make_algorithm("cal_ql", num_actions=4)
     low = {**batch, "returns": torch.full((BATCH,), -1e6)}
     torch.testing.assert_close(
-        calibrated.soft_maximum(params, state, low, KEY), algorithm.soft_maximum(params, state, batch, KEY)
+        calibrated.critic.soft_maximum(params, state, low, KEY),
+        algorithm.critic.soft_maximum(params, state, batch, KEY),
     )
     # A floor far above every value: two thirds of the samples are the floor, whatever the critic says.
     high = {**batch, "returns": torch.full((BATCH,), 50.0)}
-    _, log_here = calibrated.proposals(state.params["actor"], batch["obs"], rng.fold(KEY, 0))
-    _, log_there = calibrated.proposals(state.params["actor"], batch["next_obs"], rng.fold(KEY, 1))
+    _, log_here = calibrated.propose(state, batch["obs"], rng.fold(KEY, 0), 4)
+    _, log_there = calibrated.propose(state, batch["next_obs"], rng.fold(KEY, 1), 4)
     log_density = torch.cat([log_here, log_there])
     exact = torch.logsumexp(50.0 - log_density, 0) - math.log(12)
-    torch.testing.assert_close(calibrated.soft_maximum(params, state, high, KEY)[0], exact, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(calibrated.critic.soft_maximum(params, state, high, KEY)[0], exact, rtol=1e-5, atol=1e-4)
 
 
 def test_td3_bc_policy_loss() -> None:
@@ -200,7 +201,8 @@ def test_td3_bc_policy_loss() -> None:
     q = modules_of(algorithm, state)["critic"](batch["obs"], action)[0].detach()
     scale = 2.0 / ((batch["weights"] * q.abs()).sum() / BATCH)
     expected = ((action - batch["actions"]) ** 2).mean(-1) - scale * q
-    torch.testing.assert_close(algorithm.policy_loss(state.params["critic"], batch, action), expected)
+    value = algorithm.critic.policy_value(state.params["critic"], {}, batch["obs"], action, KEY)
+    torch.testing.assert_close(algorithm.regularizer.policy_loss(value, action, batch), expected)
 
 
 def test_rebrac_penalises_the_distance_to_the_next_action_where_it_is_known() -> None:
@@ -211,9 +213,13 @@ def test_rebrac_penalises_the_distance_to_the_next_action_where_it_is_known() ->
     distance = ((action - batch["next_actions"]) ** 2).sum(-1)
     expected = critic(batch["next_obs"], action).min(0).values - 0.7 * distance * batch["has_next"]
     assert not batch["has_next"].all()
-    torch.testing.assert_close(algorithm.next_q(state.params["critic"], batch, action), expected.detach())
+    bonus = algorithm.regularizer.next_bonus(batch, action)
+    _, report = algorithm.critic.loss(state.params["critic"], state, batch, action, bonus, KEY)
+    target = batch["rewards"] + batch["discounts"] * expected.detach()
+    torch.testing.assert_close(report.target, target)
     loss = 0.3 * (0.25 * batch["actions"] ** 2).sum(-1) - critic(batch["obs"], action).min(0).values
-    torch.testing.assert_close(algorithm.policy_loss(state.params["critic"], batch, action), loss.detach())
+    value = algorithm.critic.policy_value(state.params["critic"], {}, batch["obs"], action, KEY)
+    torch.testing.assert_close(algorithm.regularizer.policy_loss(value, action, batch), loss.detach())
 
 
 def test_edac_similarity_is_the_mean_cosine_of_pairs() -> None:
@@ -230,8 +236,8 @@ def test_edac_gradients_are_those_of_each_critic() -> None:
     algorithm = make_algorithm("edac", num_critics=3, eta=2.0)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     params, bonus = state.params["critic"], torch.zeros(BATCH)
-    with_term, _ = algorithm.critic_loss(params, state, batch, batch["actions"], bonus, KEY)
-    without, _ = make_algorithm("edac", num_critics=3, eta=0.0).critic_loss(
+    with_term, _ = algorithm.critic.loss(params, state, batch, batch["actions"], bonus, KEY)
+    without, _ = make_algorithm("edac", num_critics=3, eta=0.0).critic.loss(
         params, state, batch, batch["actions"], bonus, KEY
     )
     actions = batch["actions"].clone().requires_grad_()

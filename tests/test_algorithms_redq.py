@@ -25,8 +25,8 @@ def test_target_is_the_minimum_over_the_drawn_critics() -> None:
     seen = set()
     for i in range(20):
         key = rng.fold(KEY, i)
-        drawn = algorithm.subset(rng.fold(key, 0)).tolist()
-        got = algorithm.next_q(state.target["critic"], batch["next_obs"], action, key)
+        drawn = algorithm.critic.subset(rng.fold(key, 0)).tolist()
+        got = algorithm.critic.next_q(state.target["critic"], batch["next_obs"], action, key)
         expected = torch.stack([every[e] for e in drawn]).amin(0)
         torch.testing.assert_close(got, expected)
         assert not torch.allclose(got, every.amin(0), atol=1e-4) or set(every.argmin(0).tolist()) <= set(drawn)
@@ -36,7 +36,7 @@ def test_target_is_the_minimum_over_the_drawn_critics() -> None:
 
 def test_subsets_are_pairs_without_repetition_and_uniform() -> None:
     algorithm = make_algorithm("redq", num_critics=4, num_target_critics=2)
-    draws = torch.vmap(lambda i: algorithm.subset(rng.fold(KEY, i)))(torch.arange(6000)).sort(-1).values.tolist()
+    draws = torch.vmap(lambda i: algorithm.critic.subset(rng.fold(KEY, i)))(torch.arange(6000)).sort(-1).values.tolist()
     counts = Counter(map(tuple, draws))
     assert set(counts) == set(itertools.combinations(range(4), 2))
     assert min(counts.values()) > 880  # 1000 expected, standard deviation 29
@@ -56,7 +56,7 @@ def test_policy_climbs_the_mean_and_learns_at_its_own_rhythm() -> None:
     algorithm = make_algorithm("redq", num_critics=3, policy_delay=4)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     q = algorithm.nets["critic"](state.params["critic"], batch["obs"], batch["actions"])
-    value = algorithm.policy_value(state.params["critic"], {}, batch["obs"], batch["actions"], None)
+    value = algorithm.critic.policy_value(state.params["critic"], {}, batch["obs"], batch["actions"], None)
     torch.testing.assert_close(value, (q[0] + q[1] + q[2]) / 3.0)
     for i in range(9):
         new, _ = algorithm.train_step(state, batch_for(algorithm, seed=i), rng.fold(KEY, i))
@@ -100,4 +100,4 @@ def test_ensemble_smaller_than_the_subset() -> None:
         make_algorithm("redq", num_critics=2, num_target_critics=3)
     with pytest.raises(UserError, match="cannot be drawn from an ensemble of 2"):
         REDQ(model=MLPREDQModel(3, 1, (8,), num_critics=2), num_target_critics=4)
-    assert REDQ(model=MLPREDQModel(3, 1, (8,))).members == 10
+    assert REDQ(model=MLPREDQModel(3, 1, (8,))).critic.members == 10

@@ -69,13 +69,13 @@ def test_target_smoothing_is_clipped_noise_inside_the_action_bounds() -> None:
     algorithm = make_algorithm("td3", target_policy_noise=0.4, target_noise_clip=0.3)
     state = algorithm.init_state(0)
     obs = torch.zeros(5000, OBS_DIM)
-    clean = algorithm.policy(state.target["actor"], obs)
-    shift = algorithm.target_action(state.target["actor"], obs, KEY) - clean
+    clean = algorithm.nets["actor"](state.target["actor"], obs).tanh()
+    shift = algorithm.target_action(state.target["actor"], {}, obs, KEY) - clean
     expected = (0.4 * rng.normal(KEY, (5000, ACTION_DIM))).clamp(-0.3, 0.3)
     torch.testing.assert_close(shift, expected)  # the initial policy is far from the bounds
     assert float(shift.abs().max()) == pytest.approx(0.3)
     assert 0.35 < float((shift.abs() > 0.299).float().mean()) < 0.55  # P(|n| > 0.75) = 0.453
-    far = algorithm.target_action(100.0 * state.target["actor"], torch.randn(500, OBS_DIM), KEY)
+    far = algorithm.target_action(100.0 * state.target["actor"], {}, torch.randn(500, OBS_DIM), KEY)
     assert float(far.abs().max()) == 1.0
     assert make_algorithm("ddpg").hp.target_policy_noise == 0.0
 

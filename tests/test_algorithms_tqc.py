@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import BATCH, batch_for, make_algorithm
 
-from rl_training.algorithms.continuous.tqc import truncate
+from rl_training.algorithms.continuous.critics.quantile import truncate
 from rl_training.errors import UserError
 from rl_training.ops import rng
 
@@ -28,7 +28,7 @@ def test_critic_loss_by_brute_force() -> None:
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     bonus = torch.linspace(-1.0, 1.0, BATCH)
     next_action = batch["actions"].roll(1, 0)
-    loss, report = algorithm.critic_loss(state.params["critic"], state, batch, next_action, bonus, KEY)
+    loss, report = algorithm.critic.loss(state.params["critic"], state, batch, next_action, bonus, KEY)
     net = algorithm.nets["critic"]
     slow = net(state.target["critic"], batch["next_obs"], next_action)
     fast = net(state.params["critic"], batch["obs"], batch["actions"])
@@ -51,7 +51,7 @@ def test_policy_climbs_the_untruncated_mean() -> None:
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     atoms = algorithm.nets["critic"](state.params["critic"], batch["obs"], batch["actions"])
     assert atoms.shape == (2, BATCH, 25)
-    value = algorithm.policy_value(state.params["critic"], {}, batch["obs"], batch["actions"], None)
+    value = algorithm.critic.policy_value(state.params["critic"], {}, batch["obs"], batch["actions"], None)
     torch.testing.assert_close(value, atoms.permute(1, 0, 2).reshape(BATCH, 50).mean(-1))
 
 

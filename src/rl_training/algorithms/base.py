@@ -46,7 +46,7 @@ class Algorithm(Generic[H]):
     vector_observations: ClassVar[bool] = False  # observations must be plain vectors
     masks: ClassVar[bool] = False  # it obeys an environment's action mask
     # Its networks and its update.
-    targets: ClassVar[tuple[str, ...]] = ()  # networks that have a slow copy
+    targets: tuple[str, ...] = ()  # networks that have a slow copy
     network_argument: ClassVar[str] = "model"  # the argument that takes a ready-made network
     compiled_as: ClassVar[Literal["graph", "unrolled", "pieces"]] = "graph"
     """The whole update as one graph, one graph with a recurrent loop written out (slow to compile), or only pieces."""

@@ -23,14 +23,14 @@ class Actor(nn.Module):
         self.head = nn.Linear(self.features, outputs)
 
     def forward(self, obs: Tensor, with_features: bool = False) -> Any:
-        """Outputs [B, outputs]; with the features [B, F] that state-dependent exploration reads when asked."""
+        """Outputs [B, outputs]; `with_features` adds the features [B, F], which state-dependent exploration uses."""
         features: Tensor = self.torso(obs)
         out: Tensor = self.head(features)
         return (out, features) if with_features else out
 
 
 class EnsembleNorm(nn.Module):
-    """LayerNorm with a scale and a shift of its own for each member: [E, B, D] -> [E, B, D]."""
+    """LayerNorm with a separate scale and shift for each member: [E, B, D] -> [E, B, D]."""
 
     def __init__(self, members: int, features: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class EnsembleNorm(nn.Module):
 class EnsembleCritic(nn.Module):
     """E critics Q(s, a) as batched products: [B, ...], [B, A] -> [E, B]; [E, B, Z] with Z outputs (quantiles, atoms).
 
-    Images share one encoder. `members` evaluates some of the critics only; `key` switches dropout on.
+    The members share the encoder of images. `members` selects the critics to evaluate; dropout is on with a `key`.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class ActorCriticModel(nn.Module):
 
 
 class SACModel(ActorCriticModel):
-    """Gaussian actor (mean and log-std, squashed by the algorithm) and an ensemble of critics: SAC, REDQ, TQC, MPO."""
+    """Gaussian actor (mean and log-std; the algorithm squashes) and an ensemble of critics: SAC, REDQ, TQC, MPO."""
 
     def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
         super().__init__(spec, hidden_sizes, actor_outputs=2, **options)
 
 
 class TD3Model(ActorCriticModel):
-    """Deterministic actor (its tanh is taken by the algorithm) and an ensemble of critics: DDPG, TD3."""
+    """Deterministic actor (the algorithm applies the tanh) and an ensemble of critics: DDPG, TD3."""
 
     def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
         super().__init__(spec, hidden_sizes, actor_outputs=1, **options)
@@ -168,17 +168,17 @@ class NAFModel(nn.Module):
         rows, columns = torch.tril_indices(dim, dim)
         place = torch.zeros(dim, dim, dtype=torch.int64)
         place[rows, columns] = torch.arange(self.entries)
-        self.register_buffer("place", place, persistent=False)  # number of the entry that stands at (row, column)
+        self.register_buffer("place", place, persistent=False)  # index of the entry at (row, column)
         self.register_buffer("below", torch.ones(dim, dim).tril(-1) > 0, persistent=False)
         self.register_buffer("diagonal", torch.eye(dim) > 0, persistent=False)
 
     def forward(self, obs: Tensor, with_features: bool = False) -> Any:
-        """(mu before its tanh [B, A], V [B], L [B, A, A]); with the features [B, F] when asked."""
+        """(mu before its tanh [B, A], V [B], L [B, A, A]), and the features [B, F] if `with_features`."""
         features: Tensor = self.torso(obs)
         out = self.head(features)
         pre_tanh, value = out[..., : self.dim], out[..., self.dim]
         square = out[..., self.dim + 1 :][..., self.place]  # [B, A, A]
-        # Unused places are 0 before exp: a large entry there must not make an infinite gradient.
+        # Entries off the diagonal are 0 before exp: a large one must not make the gradient infinite.
         positive = torch.exp(torch.where(self.diagonal, square, 0.0))
         below = torch.where(self.below, square, 0.0)
         lower = torch.where(self.diagonal, positive, below)
@@ -199,39 +199,31 @@ class NAFModel(nn.Module):
         return quadratic_q(torch.tanh(pre_tanh), value, lower, actions)
 
 
-class MLPSACModel(SACModel):
+class BySizes(nn.Module):
+    """A model made from sizes instead of a spec, for vector observations. It goes first in the list of bases."""
+
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
+        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
+
+
+class MLPSACModel(BySizes, SACModel):
     """`SACModel` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPREDQModel(SACModel):
+class MLPREDQModel(BySizes, SACModel):
     """`SACModel` with the ten critics of REDQ, by sizes."""
 
-    def __init__(
-        self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 10,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, num_critics=num_critics, **options)
+    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
+        super().__init__(obs_dim, action_dim, hidden_sizes, **{"num_critics": 10, **options})
 
 
-class MLPTD3Model(TD3Model):
+class MLPTD3Model(BySizes, TD3Model):
     """`TD3Model` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPD4PGModel(D4PGModel):
+class MLPD4PGModel(BySizes, D4PGModel):
     """`D4PGModel` for vector observations, by sizes."""
 
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)
 
-
-class MLPNAFModel(NAFModel):
+class MLPNAFModel(BySizes, NAFModel):
     """`NAFModel` for vector observations, by sizes."""
-
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)

@@ -1,4 +1,4 @@
-"""Networks of the algorithms that regress on a dataset's actions: a Gaussian of fixed width, critics, a state value."""
+"""Networks of the offline algorithms: a Gaussian policy of fixed width, critics, a state value, an autoencoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.control import Actor, EnsembleCritic, vector_spec
+from rl_training.models.control import Actor, BySizes, EnsembleCritic
 from rl_training.models.layers import Scalar
 from rl_training.models.torsos import mlp, torso
 from rl_training.models.value import EnsembleQNetwork
@@ -19,7 +19,7 @@ LOG_STD = (-5.0, 2.0)
 
 
 class GaussianActor(Actor):
-    """cat[tanh(mean), log_std] [B, 2A]; the deviation is one parameter for each action, not a function of the state."""
+    """cat[tanh(mean), log_std] [B, 2A]; log_std is one parameter per action dimension, whatever the state."""
 
     def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
         super().__init__(spec, spec.action.dim, hidden_sizes, activation)
@@ -72,7 +72,7 @@ class AWACModel(nn.Module):
 
 
 class DiscreteIQLModel(nn.Module):
-    """Categorical policy, critics that value every action at once, and a value V(s)."""
+    """Categorical policy, critics that return the values of all actions, and a value V(s)."""
 
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 2, activation: str = "relu"
@@ -122,7 +122,7 @@ class ActionVAE(nn.Module):
 
 
 class Perturbation(nn.Module):
-    """In which direction, and how far in [-1, 1], an action is moved: [B, A]."""
+    """The change of an action, in [-1, 1]: [B, A]."""
 
     def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
         super().__init__()
@@ -148,8 +148,5 @@ class BCQModel(nn.Module):
         self.critic = EnsembleCritic(spec, 2, hidden_sizes, activation)
 
 
-class MLPIQLModel(IQLModel):
+class MLPIQLModel(BySizes, IQLModel):
     """`IQLModel` for vector observations, by sizes."""
-
-    def __init__(self, obs_dim: int, action_dim: int, hidden_sizes: Sequence[int] = (256, 256), **options: Any) -> None:
-        super().__init__(vector_spec(obs_dim, action_dim), hidden_sizes, **options)

@@ -1,5 +1,5 @@
-"""Networks with batch renormalisation (Ioffe 2017), for CrossQ. Their running statistics are given and returned, never
-kept: they are part of the training state, like everything else that learning changes."""
+"""Networks with batch renormalisation (Ioffe 2017), for CrossQ. Running statistics are arguments and results, not
+buffers: they are part of the training state, like everything else that learning changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Statistics = dict[str, Any]
 
 
 class BatchRenorm(nn.Module):
-    """[E, B, D] -> [E, B, D], a normalisation for each of the E members.
+    """[E, B, D] -> [E, B, D], separately for each of the E members.
 
-    With a mask (bool [B]: rows that count) it normalises by the batch and moves the running statistics; without one it
-    uses the running statistics. After `warmup` passes the batch's result is corrected towards the running one (Ioffe
-    2017, Algorithm 1: r and d, bounded and without gradient); before, it is plain batch normalisation.
+    With a mask (bool [B]: rows that count) it normalises by the batch and updates the running statistics; without one
+    it normalises by the running statistics. For the first `warmup` passes it is plain batch normalisation; after them
+    the result is corrected towards the running statistics (Ioffe 2017, Algorithm 1: r and d, bounded and detached).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchRenorm(nn.Module):
 
 
 class RenormTorso(nn.Module):
-    """Hidden layers of E members, each layer's input normalised, the output too: [B, D] -> [E, B, H]."""
+    """Hidden layers of E members; the input of each layer and the output are normalised: [B, D] -> [E, B, H]."""
 
     def __init__(self, members: int, size: int, hidden_sizes: Sequence[int], activation: str, warmup: int) -> None:
         super().__init__()
@@ -82,14 +82,14 @@ class RenormTorso(nn.Module):
 
 
 class RenormActor(nn.Module):
-    """Gaussian actor: (outputs [B, 2 A], statistics), and the features when asked."""
+    """Actor: (outputs, statistics), and the features [B, F] if `with_features`."""
 
-    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str, warmup: int) -> None:
+    def __init__(self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int], activation: str, warmup: int) -> None:
         super().__init__()
         self.encoder, size = observation_encoder(spec)
         self.torso = RenormTorso(1, size, hidden_sizes, activation, warmup)
         self.features = self.torso.features
-        self.head = nn.Linear(self.features, 2 * spec.action.dim)
+        self.head = nn.Linear(self.features, outputs)
 
     def forward(
         self, obs: Tensor, statistics: Statistics, mask: Tensor | None = None, with_features: bool = False
@@ -121,9 +121,9 @@ class CrossQModel(nn.Module):
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *,
         critic_hidden_sizes: Sequence[int] = (256, 256), num_critics: int = 2, activation: str = "relu",
-        warmup: int = 100_000,
+        warmup: int = 100_000, actor_outputs: int = 2,
     ) -> None:  # fmt: skip
         super().__init__()
         self.spec = spec
-        self.actor = RenormActor(spec, hidden_sizes, activation, warmup)
+        self.actor = RenormActor(spec, actor_outputs * spec.action.dim, hidden_sizes, activation, warmup)
         self.critic = RenormCritic(spec, num_critics, critic_hidden_sizes, activation, warmup)

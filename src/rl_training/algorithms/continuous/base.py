@@ -1,4 +1,4 @@
-"""What the algorithms for continuous control share: settings, acting with exploration, the delayed policy."""
+"""What the algorithms for continuous control share: settings, the actor network, exploration, delayed updates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
 from rl_training.errors import UserError
 from rl_training.ops.exploration import Exploration, Kind
+from rl_training.ops.nets import Net
 from rl_training.ops.tree import tree_map
 
 T = TypeVar("T")
 
 
 class ContinuousFields(NetworkHyper):
-    """What online and offline algorithms have in common."""
+    """Settings of online and offline algorithms."""
 
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers of actor and critics."""
     tau: float = Field(0.005, gt=0.0, le=1.0)
     """Share of the online networks that each target update takes over."""
     exploration: Kind = "gaussian"
-    """How the noise of the actions hangs together in time: gaussian (not at all), ou or gsde (state-dependent)."""
+    """Noise of the actions: gaussian (independent at each step), ou (correlated in time) or gsde (state-dependent)."""
     ou_theta: float = Field(0.15, gt=0.0, le=1.0)
     """ou: share of the noise that is forgotten in one step."""
     sde_sample_freq: int = Field(-1, ge=-1)
@@ -38,12 +39,14 @@ class ContinuousFields(NetworkHyper):
 
 
 class ContinuousHyper(ContinuousFields, OffPolicyHyper):
+    """Settings of online algorithms."""
+
     learning_starts: int = Field(100, ge=0)
     """Environment steps with random actions before the first update."""
 
 
 class DeterministicFields(ContinuousFields):
-    """Policies without noise of their own."""
+    """Settings of deterministic policies."""
 
     learning_rate: Positive = constant(1e-3)
     """Step size of the optimiser; a number or a schedule."""
@@ -52,18 +55,45 @@ class DeterministicFields(ContinuousFields):
 
 
 class DeterministicHyper(DeterministicFields, ContinuousHyper):
-    """The online ones of those."""
+    """Settings of online algorithms with a deterministic policy."""
 
 
 C = TypeVar("C", bound=ContinuousFields)
 
 
 class Behaviour(NamedTuple):
-    """A policy's output: where the action lies and how far the noise may carry it."""
+    """A policy's output: the action and the scale of its exploration noise."""
 
     mean: Tensor  # [B, A], before the squash
     deviation: Tensor | float
     features: Tensor  # [B, F], for state-dependent noise
+
+
+class ActorNet:
+    """The actor network as a function of its parameters. A renormalised one reads running statistics from `extra`."""
+
+    def __init__(self, net: Net, renormalised: bool) -> None:
+        self.net, self.renormalised = net, renormalised
+
+    def init_extra(self) -> dict[str, Any]:
+        """Its entries of `state.extra`."""
+        if not self.renormalised:
+            return {}
+        return {"actor_norm": self.net.module.torso.initial()}  # type: ignore[union-attr, operator]
+
+    def __call__(self, params: Tensor, extra: dict[str, Any], obs: Obs, with_features: bool = False) -> Any:
+        """Outputs [B, ...] when acting, and the features of the last hidden layer [B, F] if `with_features`."""
+        if not self.renormalised:
+            return self.net(params, obs, with_features)
+        out, _, features = self.net(params, obs, extra["actor_norm"], None, True)
+        return (out, features) if with_features else out
+
+    def learn(self, params: Tensor, extra: dict[str, Any], obs: Obs, weights: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Outputs when learning, and new values for entries of `state.extra`. Rows of weight 0 do not count in them."""
+        if not self.renormalised:
+            return self.net(params, obs), {}
+        out, norm = self.net(params, obs, extra["actor_norm"], weights > 0)
+        return out, {"actor_norm": norm}
 
 
 class ContinuousControl(Algorithm[C]):
@@ -75,7 +105,7 @@ class ContinuousControl(Algorithm[C]):
     squash: ClassVar[Literal["tanh", "clamp"]] = "clamp"
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        """What the policy would do: the one method of acting that an algorithm defines."""
+        """The policy's output for obs; all that an algorithm has to define in order to act."""
         raise NotImplementedError
 
     def setup(self) -> None:
@@ -87,7 +117,7 @@ class ContinuousControl(Algorithm[C]):
         self.exploration = Exploration(hp.exploration, self.spec.action.dim, features, hp.ou_theta, hp.sde_sample_freq)
 
     def phases(self) -> tuple[ReplayPhase, ...]:
-        """With a delayed policy there are two kinds of update, and those of the critics alone skip the rest."""
+        """With `policy_delay` there are two kinds of update; those of the critics alone skip the rest."""
         step: Any = self.train_step
         every = getattr(self.hp, "policy_delay", 1)
         if every == 1:

@@ -1,7 +1,7 @@
 """Distributional deterministic policy gradients, D4PG (Barth-Maron et al. 2018), in one process.
 
-A categorical critic on fixed atoms, n-step returns, and an actor that climbs the expected value. The projection is the
-one of C51. Actor and critic learn from one backward pass, both from the weights before the update (Algorithm 1).
+The critic is a categorical distribution over fixed atoms, learned from n-step returns with the projection of C51; the
+actor climbs its expected value. Both learn in one backward pass, from the weights before the update (Algorithm 1).
 Deviations: no distributed actors (`num_envs` collects in parallel); uniform replay unless `prioritized`;
 Polyak-averaged targets instead of periodic copies.
 """
@@ -50,10 +50,11 @@ class D4PGHyper(DeterministicHyper):
 def d4pg_loss(
     logits: Tensor, policy_logits: Tensor, target_probs: Tensor, atoms: Tensor, weights: Tensor
 ) -> dict[str, Tensor]:
-    """Losses and means of a batch: cross-entropy to the projected target (Eq. 6), minus the expected value (Eq. 4).
+    """The critic's loss, which is the cross-entropy to the projected target (Eq. 6), the actor's, which is minus the
+    expected value (Eq. 4), and means over the batch.
 
     `logits` [B, Z] belong to the actions taken, `policy_logits` to the actor's. The gradient of `actor_loss` must reach
-    the actor only: give the critic that made `policy_logits` detached parameters.
+    the actor only: compute `policy_logits` with detached parameters of the critic.
     """
     policy_q = policy_logits.softmax(-1) @ atoms
     return {
@@ -79,7 +80,7 @@ class D4PG(ContinuousControl[D4PGHyper]):
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         assert isinstance(network, D4PGModel)
-        self.atoms = network.support.to(self.device)  # a ready-made model brings its own
+        self.atoms = network.support.to(self.device)  # a model that the user built has its own atoms
         return super().named_networks(network)
 
     def policy(self, params: Tensor, obs: Obs) -> Tensor:
@@ -87,7 +88,7 @@ class D4PG(ContinuousControl[D4PGHyper]):
         return torch.tanh(self.nets["actor"](params, obs))
 
     def logits(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
-        """Of the atoms: [B, Z]."""
+        """Unnormalised log-probabilities of the atoms: [B, Z]."""
         logits: Tensor = self.nets["critic"](params, obs, actions)[0]
         return logits
 

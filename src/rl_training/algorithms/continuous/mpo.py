@@ -1,7 +1,8 @@
 """Maximum a posteriori policy optimisation, MPO (Abdolmaleki et al. 2018; decoupled form: arXiv 1812.02256).
 
-E-step: actions of the target policy are weighted by softmax(Q / temperature). M-step: the policy is fitted to them, its
-mean and deviation each held to the target policy by a KL penalty. Temperature and penalties are learned dual variables.
+E-step: actions of the target policy are weighted by softmax(Q / temperature). M-step: the policy is fitted to them,
+with a KL penalty each for how far its mean and its deviation move away from the target policy. Temperature and
+penalties are learned dual variables.
 
 Deviations: the policy is a tanh-squashed Gaussian, handled before the tanh, where KL and likelihood ratios are equal;
 the states of the E-step are the batch's next states, so that the same sampled actions also serve the critic's target;
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousHyper
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.data.storage import Batch
 from rl_training.models.control import SACModel
 from rl_training.ops import rng
@@ -62,7 +64,7 @@ def temperature_loss(q: Tensor, temperature: Tensor, epsilon: float) -> Tensor:
 
 
 def gaussian_kls(mean: Tensor, log_std: Tensor, old_mean: Tensor, old_log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(old || new) with only the mean new, and with only the deviation new, for each dimension."""
+    """KL(old || new) of each dimension if only the mean changes, and if only the deviation changes."""
     by_mean = 0.5 * ((mean - old_mean) * torch.exp(-old_log_std)).square()
     by_std = log_std - old_log_std + 0.5 * (torch.exp(2.0 * (old_log_std - log_std)) - 1.0)
     return by_mean, by_std
@@ -117,13 +119,9 @@ class MPO(ContinuousControl[MPOHyper]):
         pre_tanh = old_mean + old_log_std.exp() * noise  # [N, B, A]
         sampled_q = self.sampled_q(state.target["critic"], next_obs, pre_tanh.tanh())
         target = batch["rewards"] + batch["discounts"] * sampled_q.mean(0)
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = critic(params, batch["obs"], batch["actions"])  # [E, B]
-            error = q - target
-            return weighted_mean(0.5 * (error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: critic(params, batch["obs"], batch["actions"]), state.params["critic"], target, weights, 0.5
+        )
         critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
         def policy_loss(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,9 +1,9 @@
-"""Normalised advantage functions, NAF (Gu et al. 2016): Q-learning whose maximum over actions is known.
+"""Normalised advantage functions, NAF (Gu et al. 2016): Q-learning with a closed-form maximum over actions.
 
 Q is quadratic in the action around mu(s), so max_a Q = V(s) and the policy improves implicitly: one network, one loss.
 Deviations: no batch normalisation; noise of a fixed scale instead of one shaped by P; one update a step by default;
-a penalty keeps mu out of the flat part of its tanh: while V still falls, Q falls fastest by mu running away from the
-actions taken, and without the penalty mu ends at a bound in every state and stays there.
+a penalty keeps mu out of the flat part of its tanh. While V still falls, the quickest way to lower Q is to move mu away
+from the actions taken; without the penalty mu ends at a bound in every state and stays there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NAFHyper(DeterministicHyper):
     reward_scale: float = Field(1.0, gt=0.0)
     """Rewards are multiplied by this. The errors of V also push mu, so values should be of the order of 1 to 10."""
     saturation_penalty: float = Field(0.1, ge=0.0)
-    """Weight of the squared excess of mu, before its tanh, over 1.5: a saturated tanh would never learn again."""
+    """Weight of the squared excess of mu, before its tanh, over 1.5; a saturated tanh would stop learning."""
 
 
 def naf_loss(q: Tensor, next_value: Tensor, batch: Batch) -> dict[str, Tensor]:

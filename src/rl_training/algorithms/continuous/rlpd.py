@@ -6,9 +6,8 @@ Deviations: the policy learns at the first update of a block and climbs the mean
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rl_training.algorithms.continuous.redq import REDQ, REDQHyper
+from rl_training.algorithms.continuous.redq import REDQHyper
+from rl_training.algorithms.continuous.sac import SAC
 from rl_training.algorithms.prior_data import PriorFields
 
 
@@ -17,8 +16,6 @@ class RLPDHyper(REDQHyper, PriorFields):
     """LayerNorm in the critics."""
 
 
-class RLPD(REDQ):
+class RLPD(SAC[RLPDHyper]):
     Hyper = RLPDHyper
     name = "rlpd"
-    if TYPE_CHECKING:
-        hp: RLPDHyper

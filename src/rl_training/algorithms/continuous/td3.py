@@ -1,13 +1,16 @@
 """Twin delayed deep deterministic policy gradient, TD3 (Fujimoto et al. 2018), and DDPG (Lillicrap et al. 2016).
 
-DDPG is the same update with one critic, no delay and no smoothing.
+DDPG is the same update with one critic, no delay and no smoothing. The setting `critic` replaces the critics by another
+kind; beside renormalised ones the actor has no target network either, as in CrossQ. TD3+BC and ReBRAC give it a
+`Regularizer`, which holds the policy to the actions of a dataset.
 Deviations from TD3: the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ... From DDPG: Gaussian noise by
 default (`exploration: ou` is the paper's), no weight decay, and the critic sees the action in its first layer.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -15,25 +18,33 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import (
+    ActorNet,
     Behaviour,
     ContinuousControl,
     DeterministicFields,
     DeterministicHyper,
     delayed,
 )
+from rl_training.algorithms.continuous.critics.base import POLICY, CriticOptions, Extra, Owner
+from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
+from rl_training.algorithms.continuous.critics.setting import CriticSetting
 from rl_training.algorithms.hyper import Hyper
 from rl_training.data.storage import Batch
-from rl_training.models.control import EnsembleCritic, TD3Model
 from rl_training.ops import rng
+from rl_training.ops.distributions import SquashedGaussian
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
 
+PROPOSAL_DEVIATION = 0.2  # of the actions that conservative critics draw near the policy's, before the tanh
+
 
 class TD3Fields(DeterministicFields):
+    """Settings of TD3 on any kind of data."""
+
     num_critics: int = Field(2, ge=1)
-    """Critics, whose smallest value is the target."""
+    """Twin critics, whose smallest value is the target."""
     policy_delay: int = Field(2, ge=1)
     """Gradient steps of the critics for each one of the actor and the targets."""
     target_policy_noise: float = Field(0.2, ge=0.0)
@@ -41,53 +52,74 @@ class TD3Fields(DeterministicFields):
     target_noise_clip: float = Field(0.5, ge=0.0)
     """That noise is clipped to this size."""
 
+    def critic_options(self) -> CriticOptions:
+        """The kind of critics that these settings ask for."""
+        return TwinOptions()
+
 
 class TD3Hyper(TD3Fields, DeterministicHyper):
-    """TD3 with replay."""
+    """Settings of TD3 with replay."""
+
+    critic: CriticSetting = TwinOptions()
+    """Kind of critics: a name such as `quantile`, or a name with options: `{kind: quantile, num_quantiles: 25}`."""
+
+    def critic_options(self) -> CriticOptions:
+        return self.critic
 
 
-class TD3(ContinuousControl[TD3Fields]):
+class Regularizer:
+    """How a policy is held to the actions of a dataset. This one does not hold it."""
+
+    def next_bonus(self, batch: Batch, next_action: Tensor) -> Tensor | None:
+        """What is added to the value of the next action: [B]."""
+        return None
+
+    def policy_loss(self, value: Tensor, action: Tensor, batch: Batch) -> Tensor:
+        """What the actor lowers, given the value of its action: [B]."""
+        return -value
+
+
+D = TypeVar("D", bound=TD3Fields)
+
+
+class TD3(ContinuousControl[D]):
     Hyper: ClassVar[type[Hyper]] = TD3Hyper
     name = "td3"
-    targets = ("actor", "critic")
-
-    # --- what TD3+BC and ReBRAC replace --------------------------------------------------------------------------
+    targets: tuple[str, ...] = ("actor", "critic")
+    climbs: ClassVar[Literal["smallest", "first"]] = "first"  # the policy follows the first critic (Algorithm 1)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        return self.named_networks(
-            TD3Model(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
+        model = hp.critic_options().model(
+            spec, hp.hidden_sizes, actor_outputs=1, activation=hp.activation, num_critics=hp.num_critics
         )
+        return self.named_networks(model)
 
-    def policy(self, params: Tensor, obs: Obs) -> Tensor:
-        """mu(s) in [-1, 1]: [B, A]."""
-        return torch.tanh(self.nets["actor"](params, obs))
+    def setup(self) -> None:
+        super().setup()
+        owner = Owner(self.name, self.spec, self.device, self.nets["critic"], self.propose, 1.0, self.climbs)
+        self.critic = self.hp.critic_options().build(owner)
+        self.actor_net = ActorNet(self.nets["actor"], self.critic.renormalised)
+        self.targets = () if self.critic.renormalised else ("actor", "critic")
+        self.dist = SquashedGaussian(self.spec.action.dim)
+        self.regularizer = Regularizer()
 
-    def target_action(self, params: Tensor, next_obs: Obs, key: Tensor) -> Tensor:
+    def init_extra(self) -> Extra:
+        return {**self.actor_net.init_extra(), **self.critic.init_extra()}
+
+    def propose(self, state: TrainState, obs: Obs, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Actions near the policy's and their log-densities: [N, B, A], [N, B]."""
+        mean = self.actor_net(state.params["actor"], state.extra, obs)
+        out = torch.cat([mean, torch.full_like(mean, math.log(PROPOSAL_DEVIATION))], -1)
+        return self.dist.sample_and_log_prob(out.expand(count, *out.shape), key)
+
+    def target_action(self, params: Tensor, extra: Extra, next_obs: Obs, key: Tensor) -> Tensor:
         """The target actor's action, smoothed by clipped noise (Eq. 14)."""
-        action, hp = self.policy(params, next_obs), self.hp
+        action, hp = torch.tanh(self.actor_net(params, extra, next_obs)), self.hp
         if not hp.target_policy_noise:
             return action
         noise = hp.target_policy_noise * rng.normal(key, tuple(action.shape))
         return torch.clamp(action + noise.clamp(-hp.target_noise_clip, hp.target_noise_clip), -1.0, 1.0)
-
-    def next_q(self, params: Tensor, batch: Batch, next_action: Tensor) -> Tensor:
-        """Value to bootstrap from: [B]."""
-        q: Tensor = self.nets["critic"](params, batch["next_obs"], next_action)
-        return q.amin(0)  # [E, B] -> [B]
-
-    def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
-        """What the actor lowers, per sample (Algorithm 1: the first critic alone): [B]."""
-        return -self.first_q(critic, batch["obs"], action)
-
-    # --- shared --------------------------------------------------------------------------------------------------
-
-    def first_q(self, params: Tensor, obs: Obs, action: Tensor) -> Tensor:
-        """Value by the first critic: [B]. Our own ensemble does not compute the others for it."""
-        critic = self.nets["critic"]
-        only = {"members": slice(0, 1)} if isinstance(critic.module, EnsembleCritic) else {}
-        q: Tensor = critic(params, obs, action, **only)
-        return q[0]
 
     def train_step(
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
@@ -95,57 +127,46 @@ class TD3(ContinuousControl[TD3Fields]):
         """`actor`: are policy and targets due? None asks `policy_delay`, at the cost of computing them every time."""
         state, metrics, error = self.critic_step(state, batch, key)
         if actor is not False:
-            improved, more = self.policy_step(state, batch)
+            improved, more = self.policy_step(state, batch, key)
             state = improved if actor else delayed(state.step, self.hp.policy_delay, improved, state)
             metrics |= more
         return state._replace(step=state.step + 1), Aux(metrics, error)
 
     def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
         """The state with new critics, metrics, and the error of every sample."""
-        critic, obs, weights = self.nets["critic"], batch["obs"], batch["weights"]
-        next_action = self.target_action(state.target["actor"], batch["next_obs"], key)
-        next_q = self.next_q(state.target["critic"], batch, next_action)
-        target = batch["rewards"] + batch["discounts"] * next_q
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = critic(params, obs, batch["actions"])  # [E, B]
-            error = q - target
-            return weighted_mean((error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        actor = state.target.get("actor", state.params["actor"])
+        next_action = self.target_action(actor, state.extra, batch["next_obs"], key)
+        bonus = self.regularizer.next_bonus(batch, next_action)
         rate = self.hp.learning_rate(state.progress)
-        params, opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-        state = state._replace(params={**state.params, "critic": params}, opt={**state.opt, "critic": opt})
-        metrics = {
-            "critic_loss": loss,
-            "q_value_mean": weighted_mean(q, weights),
-            "target_mean": weighted_mean(target, weights),
-        }
-        return state, metrics, error
+        return self.critic.update(state, batch, next_action, bonus, key, self.adam, rate)
 
-    def policy_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Tensor]]:
+    def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
         """The state with new policy and targets, and metrics."""
-        hp, critic = self.hp, state.params["critic"]
+        hp, obs, weights, extra = self.hp, batch["obs"], batch["weights"], state.extra
+        critic, stream = state.params["critic"], self.critic.stream(key, POLICY)
 
-        def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:
-            action = self.policy(params, batch["obs"])
-            return weighted_mean(self.policy_loss(critic, batch, action), batch["weights"]), ()
+        def actor_loss(params: Tensor) -> tuple[Tensor, Extra]:
+            out, renewed = self.actor_net.learn(params, extra, obs, weights)
+            action = torch.tanh(out)
+            value = self.critic.policy_value(critic, extra, obs, action, stream)
+            return weighted_mean(self.regularizer.policy_loss(value, action, batch), weights), renewed
 
-        loss, _, grads = value_and_grad(actor_loss, state.params["actor"])
+        loss, renewed, grads = value_and_grad(actor_loss, state.params["actor"])
         rate = hp.learning_rate(state.progress)
         actor, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        slow = {
-            "actor": polyak(state.target["actor"], actor, hp.tau),
-            "critic": polyak(state.target["critic"], critic, hp.tau),
-        }
         params = {**state.params, "actor": actor}
-        return state._replace(params=params, target=slow, opt={**state.opt, "actor": opt}), {"actor_loss": loss}
+        state = state._replace(
+            params=params,
+            target={name: polyak(slow, params[name], hp.tau) for name, slow in state.target.items()},
+            opt={**state.opt, "actor": opt},
+            extra={**extra, **renewed},
+        )
+        return state, {"actor_loss": loss}
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.nets["actor"](state.params["actor"], obs, True)
+        out, features = self.actor_net(state.params["actor"], state.extra, obs, True)
         return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """Smallest critic's value of the deterministic action."""
-        q: Tensor = self.nets["critic"](state.params["critic"], obs, self.greedy(state, obs))
-        return q.amin(0)
+        """The critics' value of the deterministic action."""
+        return self.critic.value(state.params["critic"], state.extra, obs, self.greedy(state, obs))

@@ -71,13 +71,13 @@ M = TypeVar("M", bound=RolloutFields)
 class ModelPolicy(Algorithm[M]):
     """Subclasses define `phases`: when the model is fitted, and when it makes rollouts."""
 
-    Policy: ClassVar[type[SAC]] = SAC  # the class of the policy that learns from the rollouts
+    Policy: ClassVar[type[SAC[Any]]] = SAC  # the class of the policy that learns from the rollouts
     actions = ("box",)
     bounded_actions = vector_observations = True
-    targets: ClassVar[tuple[str, ...]] = SAC.targets
+    targets = SAC.targets
 
     @cached_property
-    def sac(self) -> SAC:
+    def sac(self) -> SAC[Any]:
         return self.make_part(self.Policy)
 
     @cached_property

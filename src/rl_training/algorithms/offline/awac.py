@@ -2,9 +2,9 @@
 
 The policy is a regression on the data's actions with weights from A = Q(s, a) - V(s), where V is the mean (CRR also:
 the maximum) of Q over actions of the policy. AWAC: exp(A / lambda) with one action; CRR: exp or A > 0, four actions.
+`awac_online` continues in the environment, as the paper's AWAC does, with a fixed share of each batch from the dataset.
 Deviations: weights are clipped (20 in CRR's paper, 100 here for AWAC as in CORL) and not normalised over the batch; CRR
-has scalar critics, not distributional ones. `awac_online` goes on in the environment, as the paper's AWAC does, with a
-fixed share of each batch from the dataset.
+has scalar critics, not distributional ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.prior_data import FineTuneFields
@@ -36,9 +37,9 @@ class AWACFields(ContinuousFields):
     baseline: Literal["mean", "max"] = "mean"
     """V(s): mean or maximum of Q over the sampled actions."""
     num_actions: int = Field(1, ge=1)
-    """Actions of the policy that V(s) is taken over."""
+    """Actions sampled from the policy to estimate V(s)."""
     temperature: float = Field(1.0, gt=0.0)
-    """lambda: smaller trusts the advantages more."""
+    """lambda: with a smaller one the advantages count more."""
     max_weight: float = Field(100.0, gt=0.0)
     """Largest weight."""
     num_critics: int = Field(2, ge=1)
@@ -46,11 +47,11 @@ class AWACFields(ContinuousFields):
 
 
 class AWACHyper(AWACFields, OfflineHyper):
-    """On a dataset alone."""
+    """Settings of AWAC on a dataset alone."""
 
 
 class AWACOnlineHyper(AWACFields, FineTuneFields):
-    """On a dataset and in the environment."""
+    """Settings of AWAC on a dataset and in the environment."""
 
 
 class AWAC(ContinuousControl[AWACFields]):
@@ -77,7 +78,7 @@ class AWAC(ContinuousControl[AWACFields]):
         return self.dist.sample(self.nets["actor"](actor, obs), key).clamp(-1.0, 1.0)
 
     def baseline(self, actor: Tensor, critic: Tensor, obs: Obs, key: Tensor) -> Tensor:
-        """V(s) by sampled actions: [B]."""
+        """V(s), estimated with sampled actions: [B]."""
         draws = [
             self.q(critic, obs, self.sample(actor, obs, rng.fold(key, number))) for number in range(self.hp.num_actions)
         ]
@@ -95,13 +96,9 @@ class AWAC(ContinuousControl[AWACFields]):
         next_action = self.sample(state.params["actor"], batch["next_obs"], rng.fold(key, 0))
         next_q = self.q(state.target["critic"], batch["next_obs"], next_action)
         target = batch["rewards"] + batch["discounts"] * next_q
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = self.nets["critic"](params, obs, actions)  # [E, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: self.nets["critic"](params, obs, actions), state.params["critic"], target, weights
+        )
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
         value = self.baseline(state.params["actor"], critic, obs, rng.fold(key, 1))
         advantage = self.q(critic, obs, actions) - value

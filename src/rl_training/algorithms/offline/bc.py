@@ -1,8 +1,8 @@
 """Behavioural cloning: supervised learning of the actions in a dataset (Pomerleau 1989).
 
-Box actions: squared error of a deterministic tanh policy, which is the likelihood of a Gaussian of fixed width and what
-the tables of the offline literature call BC; or, with `stochastic`, the likelihood of a Gaussian whose width is
-learned, which clones the noise of the data too. Discrete actions: cross-entropy.
+Box actions: squared error of a deterministic tanh policy. This is the likelihood of a Gaussian of fixed width, and what
+the tables of the offline literature call BC. With `stochastic` it is the likelihood of a Gaussian whose width is
+learned, so that the noise of the data is cloned too. Discrete actions: cross-entropy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BCHyper(OfflineHyper):
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers."""
     stochastic: bool = False
-    """Box actions: learn how far the data's actions spread as well, and explore as they do."""
+    """Box actions: also learn the spread of the data's actions, and explore with it."""
 
 
 class BC(Algorithm[BCHyper]):
@@ -83,4 +83,4 @@ class BC(Algorithm[BCHyper]):
         return carry, action.clamp(-1.0, 1.0) if self.box else action, {}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        raise UserError(f"{self.name} learns a policy only: it has no critic whose value could be asked for")
+        raise UserError(f"{self.name} learns a policy only: it has no critic and cannot estimate values")

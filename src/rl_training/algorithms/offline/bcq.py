@@ -1,5 +1,5 @@
 """Batch-constrained Q-learning, BCQ (Fujimoto et al. 2019): Q-learning over actions that the data could contain. A
-variational autoencoder draws candidates, a small network moves them within `phi`, and the best candidate is taken.
+variational autoencoder draws candidates, a small network moves each by at most `phi`, and the best one is taken.
 
 Order of the updates as in the authors' code: autoencoder, critics, perturbation, targets.
 Deviations: none known.
@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
 from rl_training.data.storage import Batch
 from rl_training.models.offline import BCQModel
@@ -37,7 +38,7 @@ class BCQHyper(OfflineHyper):
     tau: float = Field(0.005, gt=0.0, le=1.0)
     """Share of the networks that each target update takes over."""
     phi: float = Field(0.05, ge=0.0, le=1.0)
-    """How far the perturbation may move an action."""
+    """Largest change of an action by the perturbation."""
     lmbda: float = Field(0.75, ge=0.0, le=1.0)
     """Weight of the smaller critic in the target; the rest is the larger one's."""
     num_actions: int = Field(10, ge=1)
@@ -65,17 +66,16 @@ class BCQ(Algorithm[BCQHyper]):
 
     def setup(self) -> None:
         self.adam = self.optimizer()
-        # Without exploration the candidates come from the same latents at every call, whatever else is in the batch.
+        # Without exploration the same latents serve every call, so an action does not depend on the rest of the batch.
         self.fixed = self.latents(rng.key_from_seed(0, _ACT), self.hp.num_actions_act, 1).to(self.device)
 
     def latents(self, key: Tensor, count: int, rows: int) -> Tensor:
-        """What candidates are decoded from: [count, rows, Z]."""
+        """Latents that candidates are decoded from: [count, rows, Z]."""
         z = rng.normal(key, (count, rows, 2 * self.spec.action.dim))
         return z.clamp(-self.hp.latent_clip, self.hp.latent_clip)
 
     def candidates(self, vae: Tensor, perturbation: Tensor, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """An action for each observation [B, D] and latent [N, B or 1, Z], and the observations beside them:
-        [N x B, ...] each."""
+        """An action for each observation [B, D] and latent [N, B or 1, Z], and its observation: [N x B, ...] each."""
         count = len(latents)
         z = latents.expand(count, obs.shape[0], latents.shape[-1]).flatten(0, 1)
         repeated = obs.unsqueeze(0).expand(count, *obs.shape).flatten(0, 1)
@@ -106,13 +106,9 @@ class BCQ(Algorithm[BCQHyper]):
         mixed = hp.lmbda * q.amin(0) + (1.0 - hp.lmbda) * q.amax(0)
         next_q = mixed.view(hp.num_actions, -1).amax(0)  # Eq. 13
         target = batch["rewards"] + batch["discounts"] * next_q
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            q = nets["critic"](params, obs, actions)  # [2, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: nets["critic"](params, obs, actions), state.params["critic"], target, weights
+        )
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
 
         proposal = nets["vae"](vae, obs, self.latents(rng.fold(key, 2), 1, len(obs))[0])
@@ -136,7 +132,7 @@ class BCQ(Algorithm[BCQHyper]):
         return state, Aux({**metrics, **weighted_means({"q_value_mean": q, "target_mean": target}, weights)}, error)
 
     def best(self, state: TrainState, obs: Obs, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidate that the first critic likes best, and its value: [B, A], [B]."""
+        """The candidate with the largest value by the first critic, and that value: [B, A], [B]."""
         actions, repeated = self.candidates(state.params["vae"], state.params["perturbation"], obs, latents)
         q = self.nets["critic"](state.params["critic"], repeated, actions)[0].view(len(latents), -1)
         value, index = q.max(0)

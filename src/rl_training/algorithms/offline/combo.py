@@ -1,8 +1,8 @@
-"""COMBO (Yu et al. 2021): MOPO with critics that are conservative where the model goes, not a penalty on its rewards.
+"""COMBO (Yu et al. 2021): MOPO with critics that are conservative where the model goes, and no penalty on its rewards.
 
-Values of the rollouts' states are pushed down (the soft maximum over actions of CQL, which is one of the paper's two
-choices) and values of the data are pushed up (Eq. 2), on batches of which `real_ratio` are real (f of Eq. 3). It needs
-no estimate of the model's error; `penalty_coef` adds MOPO's if it is wanted.
+Values of the rollouts' states are pushed down (by the soft maximum over actions of CQL, one of the paper's two choices)
+and values of the data are pushed up (Eq. 2), on batches with a share `real_ratio` of real transitions (f of Eq. 3). It
+needs no estimate of the model's error; `penalty_coef` adds MOPO's penalty as well.
 It owns a CQL as MBPO owns a SAC. Deviations: those of `Dynamics` and of CQL.
 """
 
@@ -36,19 +36,19 @@ class COMBOHyper(CQLFields, MOPOHyper):
     def _both_kinds(self) -> COMBOHyper:
         if not 0 < round(self.real_ratio * self.batch_size) < self.batch_size:
             raise ValueError(
-                f"real_ratio = {self.real_ratio} of batch_size = {self.batch_size} leaves no real or no model-made row;"
+                f"real_ratio = {self.real_ratio} of batch_size = {self.batch_size} leaves no real or no imagined row;"
                 " the conservative term compares the two"
             )
         return self
 
 
-class COMBO(MOPO):
+class COMBO(MOPO[COMBOHyper]):
     Hyper = COMBOHyper
     Policy = CQL
     name = "combo"
 
     def mixed_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """A step of the policy on a batch that says which of its rows are real: those that come first."""
+        """A step of the policy on a batch whose column `real` marks the real rows: they come first."""
         rewards = batch["rewards"]
         real = torch.arange(len(rewards), device=rewards.device) < self.real_rows
         return self.policy_step(state, {**batch, "real": real}, key)

@@ -1,10 +1,10 @@
-"""Decision Transformer (Chen et al. 2021): actions as a sequence model's continuation of (return-to-go, observation,
-action) tokens. To act, it is told the return that it should reach; what it receives is taken off that.
+"""Decision Transformer (Chen et al. 2021): a sequence model of (return-to-go, observation, action) tokens that predicts
+actions. To act, it is given the return that it should reach; each reward is subtracted from what is left of it.
 
 The context is the carry of the policy: the last `context_length` steps of the running episode.
-Deviations: a window ends at a uniformly drawn step (the authors' begins at one), so that the beginnings of episodes are
-seen as they are when acting; the time within the episode is embedded by sines and a linear layer instead of a table, so
-it has no largest value; the step size is constant after no warm-up; one place for dropout less (the attention weights).
+Deviations: a window ends at a uniformly drawn step (the authors' starts at one), so that training sees the beginnings
+of episodes as acting does; the time within the episode is embedded by sines and a linear layer instead of a table, so
+episodes may have any length; the step size is constant and has no warm-up; no dropout on the attention weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DecisionTransformerHyper(OfflineHyper):
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
     """Share of the units that are dropped in training."""
     target_return: float | None = None
-    """The return asked for when acting; empty: the best one in the dataset."""
+    """The return to aim for when acting; empty: the best one in the dataset."""
     return_scale: float = Field(1000.0, gt=0.0)
     """Returns are divided by this before the network sees them."""
 
@@ -81,12 +81,12 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
         if not hp.hidden_sizes or len(set(hp.hidden_sizes)) > 1 or hp.hidden_sizes[0] % hp.num_heads:
             raise UserError(
                 f"{self.name}: hidden_sizes are its blocks, all of one width that num_heads = {hp.num_heads} divides;"
-                f" not {list(hp.hidden_sizes)}"
+                f" they are {list(hp.hidden_sizes)}"
             )
         if hp.dataset.changes_rewards or any(part.changes_rewards for part in hp.dataset.mix):
             raise UserError(
-                f"{self.name} is asked for returns in the environment's own rewards: leave reward_scale, reward_shift"
-                " and reward_clip of the dataset, and set return_scale"
+                f"{self.name} aims for returns in the environment's own rewards: remove reward_scale, reward_shift and"
+                " reward_clip from the dataset and set return_scale instead"
             )
 
     def setup(self) -> None:
@@ -105,7 +105,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
         return {"replay": WindowSource(self.dataset, self.hp.context_length)}
 
     def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
-        """What the network says about the action of every step: [B, K, A]."""
+        """Predicted actions (or their logits) of every step: [B, K, A]."""
         actions = batch["actions"]
         if not self.box:
             actions = (actions.unsqueeze(-1) == torch.arange(self.spec.action.n, device=actions.device)).float()
@@ -175,4 +175,4 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
         return after, action, {}
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
-        raise UserError(f"{self.name} learns a policy only: it has no critic whose value could be asked for")
+        raise UserError(f"{self.name} learns a policy only: it has no critic and cannot estimate values")

@@ -1,6 +1,6 @@
-"""Conservative Q-learning for discrete actions, CQL(H) (Kumar et al. 2020): DQN on a dataset whose values are pushed
-down by their soft maximum over the actions, which is exact here, and up on the action of the data. All options of DQN
-(double, dueling, target rules, ...) combine with it.
+"""Conservative Q-learning for discrete actions, CQL(H) (Kumar et al. 2020): DQN on a dataset with a term that lowers
+the soft maximum of the values over the actions, which is exact here, and raises the value of the data's action. All
+options of DQN (double, dueling, target rules, ...) combine with it.
 
 Deviations: the expected value is regressed (the paper's Atari runs add the term to QR-DQN); its weight is fixed.
 """

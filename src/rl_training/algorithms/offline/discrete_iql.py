@@ -1,5 +1,5 @@
-"""Implicit Q-learning for discrete actions (Kostrikov et al. 2022): the update of IQL with a categorical policy, and
-critics that value every action at once.
+"""Implicit Q-learning for discrete actions (Kostrikov et al. 2022): the update of IQL with a categorical policy and
+critics that return the values of all actions.
 
 Deviations: none from IQL; the paper itself has continuous actions only.
 """
@@ -19,10 +19,10 @@ from rl_training.spec import EnvSpec
 
 
 class DiscreteIQLHyper(ImplicitFields, OfflineHyper):
-    """On a dataset alone."""
+    """Settings of IQL for discrete actions, on a dataset alone."""
 
 
-class DiscreteIQL(ImplicitQ):
+class DiscreteIQL(ImplicitQ[DiscreteIQLHyper]):
     Hyper = DiscreteIQLHyper
     name = "discrete_iql"
     actions = ("discrete",)
@@ -46,7 +46,7 @@ class DiscreteIQL(ImplicitQ):
         return self.dist.log_prob(self.nets["actor"](params, obs), actions)
 
     def q_values(self, params: dict[str, Tensor], obs: Obs) -> Tensor:
-        """The smaller critic's value of every action: [B, A]."""
+        """The smallest critic's value of every action: [B, A]."""
         values: Tensor = self.nets["critic"](params["critic"], obs)
         return values.amin(0)
 

@@ -1,22 +1,24 @@
-"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions stands in for the maximum, so
-no action outside the data is ever valued; the policy is a regression on the data, weighted by exponential advantages.
+"""Implicit Q-learning (Kostrikov et al. 2022): an expectile of Q over the data's actions takes the place of the
+maximum, so no action outside the data is ever evaluated; the policy is a regression on the data, weighted by
+exponential advantages.
 
-The three losses are those of the networks before the update, as in CORL, whose scores are the reference: the advantage
-of V's loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q see the new V.)
-The value network of XQL is learned by another loss: it replaces `value_loss`. `ImplicitQ` is the update for actions of
-any kind; discrete_iql.py is the other one that uses it. `iql_online` goes on in the environment (paper, section 5.3).
-Deviations: online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
+All three losses use the networks before the update, as in CORL, whose scores are the reference: the advantage of V's
+loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q use the new V.)
+`ImplicitQ` is the update for actions of any kind; discrete_iql.py uses it too. XQL replaces `value_loss`. `iql_online`
+continues in the environment (paper, section 5.3).
+Deviations: online, a fixed share of each batch is from the dataset; the paper adds new transitions to one buffer.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regress
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
 from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
@@ -30,14 +32,14 @@ from rl_training.spec import EnvSpec
 
 
 class ImplicitFields(Hyper):
-    """What the update needs, for actions of any kind."""
+    """Settings of the update, for actions of any kind."""
 
     hidden_sizes: Widths = (256, 256)
     """Widths of the hidden layers of policy, critics and value."""
     actor_learning_rate: Positive = Field(default_factory=lambda: Schedule(kind="cosine", start=3e-4, end=0.0))
     """Step size of the policy; a number or a schedule (paper: cosine to 0)."""
     expectile: float = Field(0.7, gt=0.0, lt=1.0)
-    """Which expectile of Q over the data's actions V is; towards 1 it nears the maximum."""
+    """V is this expectile of Q over the data's actions; towards 1 it nears the maximum."""
     beta: float = Field(3.0, gt=0.0)
     """Inverse temperature of the policy's weights exp(beta x advantage)."""
     max_weight: float = Field(100.0, gt=0.0)
@@ -54,7 +56,7 @@ class IQLFields(ImplicitFields, ContinuousFields):
 
 
 class IQLHyper(IQLFields, OfflineHyper):
-    """On a dataset alone."""
+    """Settings of IQL on a dataset alone."""
 
 
 class IQLOnlineHyper(IQLFields, FineTuneFields):
@@ -71,8 +73,8 @@ def iql_loss(
     q: Tensor, target_q: Tensor, value: Tensor, next_value: Tensor, log_prob: Tensor, batch: Batch, *,
     expectile: float = 0.7, beta: float = 3.0, max_weight: float = 100.0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The three losses and their means, from q [E, B] of the critics at (s, a), the target critics' minimum [B], V(s),
-    V(s') and log pi(a|s) [B]. Each loss is meant for its own network: the other inputs are constants to it."""
+    """The three losses and means over the batch, from q [E, B] of the critics at (s, a), the target critics' minimum
+    [B], V(s), V(s') and log pi(a|s) [B]. Each loss has a gradient for its own network only."""
     weights = batch["weights"]
     advantage = (target_q - value).detach()
     target = (batch["rewards"] + batch["discounts"] * next_value).detach()
@@ -88,8 +90,12 @@ def iql_loss(
     }  # fmt: skip
 
 
-class ImplicitQ(Algorithm[Any]):
-    """The three updates. Subclasses give the networks `actor`, `critic` and `value`, and how they are read."""
+J = TypeVar("J", bound=ImplicitFields)
+Q = TypeVar("Q", bound=IQLFields)
+
+
+class ImplicitQ(Algorithm[J]):
+    """The three updates. Subclasses define the networks `actor`, `critic` and `value`, and how to call them."""
 
     targets = ("critic",)
 
@@ -130,13 +136,9 @@ class ImplicitQ(Algorithm[Any]):
         actor_rate = hp.actor_learning_rate(state.progress)
         actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
         target = batch["rewards"] + batch["discounts"] * nets["value"](state.params["value"], batch["next_obs"])
-
-        def critic_loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # Eq. 6
-            q = self.q(params, obs, actions)  # [E, B]
-            error = q - target
-            return weighted_mean(error.square().sum(0), weights), (q.mean(0), error.abs().mean(0))
-
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
+        loss_q, q, error, grads = regress(
+            lambda params: self.q(params, obs, actions), state.params["critic"], target, weights
+        )  # Eq. 6
         critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
         state = state._replace(
             params={"actor": actor, "critic": critic, "value": value},
@@ -153,7 +155,7 @@ class ImplicitQ(Algorithm[Any]):
         return value
 
 
-class IQL(ImplicitQ, ContinuousControl[IQLFields]):
+class IQL(ImplicitQ[Q], ContinuousControl[Q]):
     Hyper: ClassVar[type[Hyper]] = IQLHyper
     name = "iql"
 
@@ -182,6 +184,6 @@ class IQL(ImplicitQ, ContinuousControl[IQLFields]):
         return Behaviour(mean, log_std.exp(), features)
 
 
-class IQLOnline(IQL):
+class IQLOnline(IQL[IQLOnlineHyper]):
     Hyper = IQLOnlineHyper
     name = "iql_online"

@@ -1,10 +1,11 @@
-"""MARWIL (Wang et al. 2018): imitation of a dataset in which each action counts by the exponential of its advantage,
-with a value function learned from the data's returns: no bootstrapping, so nothing outside the data is ever asked for.
+"""MARWIL (Wang et al. 2018): imitation of a dataset in which each action is weighted by the exponential of its
+advantage. The value function is learned from the data's returns without bootstrapping, so no action outside the data is
+ever evaluated.
 
-beta 0 is behavioural cloning. The advantage is divided by its own running size, so that beta means the same in every
-environment.
-Deviations: that size is a running mean with a rate of 0.01 that starts with the first batch, where the paper adds 1e-8
-of the new square each time; the weights are clipped, as in IQL.
+beta 0 is behavioural cloning. The advantage is divided by its running root mean square, so that beta means the same in
+every environment.
+Deviations: the running mean square has a rate of 0.01 and starts with the first batch, where the paper adds 1e-8 of the
+new square each time; the weights are clipped, as in IQL.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class MARWILHyper(OfflineHyper):
     max_weight: float = Field(20.0, gt=0.0)
     """Largest weight of an action."""
     norm_rate: float = Field(0.01, gt=0.0, le=1.0)
-    """How fast the running square of the advantage follows the data."""
+    """Share of the newest batch in the running mean square of the advantage."""
 
 
 class MARWIL(Algorithm[MARWILHyper]):
@@ -95,6 +96,6 @@ class MARWIL(Algorithm[MARWILHyper]):
         return carry, action.clamp(-1.0, 1.0) if self.box else action, {}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """The return that the data reach from here."""
+        """The return that the data reach from obs."""
         value: Tensor = self.nets["value"](state.params["value"], obs)
         return value

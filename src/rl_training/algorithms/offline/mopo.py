@@ -1,19 +1,21 @@
-"""Model-based offline policy optimisation, MOPO (Yu et al. 2020, Algorithm 2): MBPO on a dataset, where the reward of a
-model-made step is lowered by the model's own estimate of its error.
+"""Model-based offline policy optimisation, MOPO (Yu et al. 2020, Algorithm 2): MBPO on a dataset, where the reward of
+an imagined step is lowered by the model's own estimate of its error.
 
-The ensemble is fitted to the dataset first; then rollouts branch off its states every `rollout_freq` updates, and SAC
-learns from batches of which `real_ratio` are real. The penalty is `penalty_coef` x the largest norm of a member's
-standard deviation (section 4.3); with 0 it is MBPO without new data.
+The ensemble is fitted to the dataset first. Then rollouts start from the dataset's states every `rollout_freq` updates,
+and SAC learns from batches with a share `real_ratio` of real transitions. The penalty is `penalty_coef` x the largest
+norm of a member's standard deviation (section 4.3); with 0 it is MBPO without new data.
 Deviations: those of `Dynamics`.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar, TypeVar
+
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.algorithms.hyper import OfflineHyper
+from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.model_based.model_policy import ModelPolicy, RolloutFields
 from rl_training.algorithms.phases import ONCE, ReplayPhase
 from rl_training.data.storage import Batch
@@ -37,8 +39,11 @@ class MOPOHyper(RolloutFields, OfflineHyper):
         return self
 
 
-class MOPO(ModelPolicy[MOPOHyper]):
-    Hyper = MOPOHyper
+M = TypeVar("M", bound=MOPOHyper)
+
+
+class MOPO(ModelPolicy[M]):
+    Hyper: ClassVar[type[Hyper]] = MOPOHyper
     name = "mopo"
 
     def reward(self, imagined: Imagined) -> Tensor:

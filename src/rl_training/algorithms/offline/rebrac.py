@@ -1,24 +1,22 @@
 """ReBRAC (Tarasov et al. 2023): TD3 held to the data both in the policy's loss and in the critics' target, with
 LayerNorm critics, deeper networks and large batches.
 
-Deviations: the first update of actor and targets is update 1 instead of 2, as in our TD3. At the last row of an episode
-that was cut, the data's next action is not known: its penalty is left out there.
+Deviations: the first update of actor and targets is update 1 instead of 2, as in our TD3. At the last row of a
+truncated episode the data's next action is not known: its penalty is left out there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.continuous.td3 import TD3, TD3Fields
+from rl_training.algorithms.continuous.critics.base import CriticOptions
+from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
+from rl_training.algorithms.continuous.td3 import TD3, Regularizer, TD3Fields
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
 from rl_training.data.storage import Batch
-from rl_training.models.control import TD3Model
 from rl_training.ops.losses import weighted_mean
-from rl_training.spec import EnvSpec
 
 
 class ReBRACHyper(TD3Fields, OfflineHyper):
@@ -37,27 +35,33 @@ class ReBRACHyper(TD3Fields, OfflineHyper):
     layer_norm: bool = True
     """LayerNorm in the critics."""
 
+    def critic_options(self) -> CriticOptions:
+        return TwinOptions.of(self)
 
-class ReBRAC(TD3):
+
+class TwoPenalties(Regularizer):
+    """Squared distances to the data's action, and to its next action."""
+
+    def __init__(self, hp: ReBRACHyper) -> None:
+        self.hp = hp
+
+    def next_bonus(self, batch: Batch, next_action: Tensor) -> Tensor:
+        distance = (next_action - batch["next_actions"]).square().sum(-1)
+        return -self.hp.critic_penalty * torch.where(batch["has_next"], distance, 0.0)  # Eq. 3
+
+    def policy_loss(self, value: Tensor, action: Tensor, batch: Batch) -> Tensor:
+        if self.hp.normalize_q:
+            value = value / weighted_mean(value.detach().abs(), batch["weights"]).clamp(min=1e-8)
+        loss: Tensor = self.hp.actor_penalty * (action - batch["actions"]).square().sum(-1) - value  # Eq. 2
+        return loss
+
+
+class ReBRAC(TD3[ReBRACHyper]):
     Hyper = ReBRACHyper
     name = "rebrac"
     dataset_columns = ("next_actions",)
-    if TYPE_CHECKING:
-        hp: ReBRACHyper
+    climbs = "smallest"
 
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
-        options = {"num_critics": hp.num_critics, "activation": hp.activation, "layer_norm": hp.layer_norm}
-        return self.named_networks(TD3Model(spec, hp.hidden_sizes, **options))
-
-    def next_q(self, params: Tensor, batch: Batch, next_action: Tensor) -> Tensor:
-        distance = (next_action - batch["next_actions"]).square().sum(-1)
-        penalty = self.hp.critic_penalty * torch.where(batch["has_next"], distance, 0.0)
-        return super().next_q(params, batch, next_action) - penalty  # Eq. 3
-
-    def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
-        q: Tensor = self.nets["critic"](critic, batch["obs"], action).amin(0)
-        if self.hp.normalize_q:
-            q = q / weighted_mean(q.detach().abs(), batch["weights"]).clamp(min=1e-8)
-        loss: Tensor = self.hp.actor_penalty * (action - batch["actions"]).square().sum(-1) - q  # Eq. 2
-        return loss
+    def setup(self) -> None:
+        super().setup()
+        self.regularizer = TwoPenalties(self.hp)

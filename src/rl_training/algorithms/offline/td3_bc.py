@@ -5,7 +5,7 @@ Deviations: the first update of actor and targets is update 1 instead of 2, as i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour
-from rl_training.algorithms.continuous.td3 import TD3, TD3Fields
+from rl_training.algorithms.continuous.td3 import TD3, Regularizer, TD3Fields
 from rl_training.algorithms.hyper import OfflineHyper, Positive, constant
 from rl_training.algorithms.observations import check_can_normalise
 from rl_training.data.storage import Batch
@@ -29,14 +29,27 @@ class TD3BCHyper(TD3Fields, OfflineHyper):
     """Subtract the dataset's mean observation and divide by its deviation; part of the policy, saved with it."""
 
 
-class TD3BC(TD3):
+class BehaviourCloning(Regularizer):
+    """The squared distance to the data's action beside the value, which is scaled to a mean size of alpha."""
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def policy_loss(self, value: Tensor, action: Tensor, batch: Batch) -> Tensor:
+        scale = self.alpha / weighted_mean(value.detach().abs(), batch["weights"]).clamp(min=1e-8)  # lambda, Eq. 5
+        loss: Tensor = (action - batch["actions"]).square().mean(-1) - scale * value  # Eq. 3
+        return loss
+
+
+class TD3BC(TD3[TD3BCHyper]):
+    """TD3 on normalised observations."""
+
     Hyper = TD3BCHyper
     name = "td3_bc"
-    if TYPE_CHECKING:
-        hp: TD3BCHyper
 
     def setup(self) -> None:
         super().setup()
+        self.regularizer = BehaviourCloning(self.hp.alpha)
         check_can_normalise(self.spec, self.hp.normalize_observations)
 
     def init_extra(self) -> dict[str, Any]:
@@ -48,28 +61,22 @@ class TD3BC(TD3):
         mean, std = self.dataset.moments()  # Eq. 6
         return {"obs_mean": torch.tensor(mean).float(), "obs_std": torch.tensor(std).float()}
 
-    def seen(self, state: TrainState, obs: Obs) -> Obs:
+    def normalised(self, state: TrainState, obs: Obs) -> Obs:
         """Observations as the networks see them."""
         if not self.hp.normalize_observations:
             return obs
         return (obs - state.extra["obs_mean"]) / state.extra["obs_std"]
 
-    def policy_loss(self, critic: Tensor, batch: Batch, action: Tensor) -> Tensor:
-        q = self.first_q(critic, batch["obs"], action)
-        scale = self.hp.alpha / weighted_mean(q.detach().abs(), batch["weights"]).clamp(min=1e-8)  # lambda, Eq. 5
-        loss: Tensor = (action - batch["actions"]).square().mean(-1) - scale * q  # Eq. 3
-        return loss
-
     def train_step(
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
     ) -> tuple[TrainState, Aux]:
-        seen = {"obs": self.seen(state, batch["obs"]), "next_obs": self.seen(state, batch["next_obs"])}
-        return super().train_step(state, {**batch, **seen}, key, actor)
+        inputs = {name: self.normalised(state, batch[name]) for name in ("obs", "next_obs")}
+        return super().train_step(state, {**batch, **inputs}, key, actor)
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        return super().behaviour(state, self.seen(state, obs))
+        return super().behaviour(state, self.normalised(state, obs))
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
-        """Smallest critic's value of the deterministic action."""
-        q: Tensor = self.nets["critic"](state.params["critic"], self.seen(state, obs), self.greedy(state, obs))
-        return q.amin(0)
+        """The critics' value of the deterministic action."""
+        action = self.greedy(state, obs)
+        return self.critic.value(state.params["critic"], state.extra, self.normalised(state, obs), action)

@@ -6,8 +6,6 @@ Deviations: none known. The exponent is clipped (7 in the authors' code), and it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,9 +15,9 @@ from rl_training.algorithms.offline.iql import IQL, IQLHyper
 
 class XQLHyper(IQLHyper):
     temperature: float = Field(2.0, gt=0.0)
-    """beta of the paper: the soft maximum nears the maximum as it falls."""
+    """beta of the paper; with a smaller one V is closer to the maximum of Q."""
     max_exponent: float = Field(7.0, gt=0.0)
-    """(Q - V) / temperature is clipped to it."""
+    """(Q - V) / temperature is clipped to this value."""
 
 
 def gumbel_loss(difference: Tensor, temperature: float, max_exponent: float) -> Tensor:
@@ -28,11 +26,9 @@ def gumbel_loss(difference: Tensor, temperature: float, max_exponent: float) -> 
     return torch.exp(z) - z - 1.0
 
 
-class XQL(IQL):
+class XQL(IQL[XQLHyper]):
     Hyper = XQLHyper
     name = "xql"
-    if TYPE_CHECKING:
-        hp: XQLHyper
 
     def value_loss(self, difference: Tensor) -> Tensor:
         return gumbel_loss(difference, self.hp.temperature, self.hp.max_exponent)

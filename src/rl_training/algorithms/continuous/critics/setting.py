@@ -1,0 +1,24 @@
+"""The setting `critic` of `sac` and `td3`: a kind of critic, by name or with options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rl_training.algorithms.continuous.critics.base import one_of
+from rl_training.algorithms.continuous.critics.ensemble import DropoutOptions, SubsetOptions, TwinOptions
+from rl_training.algorithms.continuous.critics.penalised import ConservativeOptions, DiverseOptions
+from rl_training.algorithms.continuous.critics.quantile import QuantileOptions
+from rl_training.algorithms.continuous.critics.renorm import RenormOptions
+
+Kinds = (
+    TwinOptions
+    | SubsetOptions
+    | DropoutOptions
+    | QuantileOptions
+    | RenormOptions
+    | ConservativeOptions
+    | DiverseOptions
+)
+CriticSetting = Annotated[Kinds, Field(discriminator="kind"), one_of(Kinds)]
