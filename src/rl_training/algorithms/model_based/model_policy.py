@@ -27,7 +27,7 @@ from rl_training.spec import EnvSpec
 POLICY = ("actor", "critic")  # SAC's own networks
 
 
-class RolloutFields(DynamicsFields, SACFields):
+class RolloutFields(SACFields, DynamicsFields):
     """Settings of the model's rollouts and of the batches made of them."""
 
     batch_size: int = Field(256, ge=1)
