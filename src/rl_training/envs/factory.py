@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from rl_training.envs.atari import register_atari
 from rl_training.envs.dm_control import register_dm_control
 from rl_training.envs.goal import register_goals
+from rl_training.envs.masks import InfoMask, info_mask_length
 from rl_training.envs.partial import register_memory_tasks
 from rl_training.envs.pixels import register_pixels
 from rl_training.envs.probes import register_probes
@@ -77,6 +78,26 @@ def make_env(source: EnvSource | GymSpec, env_kwargs: dict[str, Any] | None = No
         return env
     with user_errors(source, kwargs):
         return gym.make(source, disable_env_checker=True, **kwargs)
+
+
+class Spaces(NamedTuple):
+    """What an environment observes and does, as Gymnasium describes it."""
+
+    observation: gym.Space[Any]
+    action: gym.Space[Any]
+
+
+def read_spaces(
+    source: EnvSource | GymSpec, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False
+) -> Spaces:
+    """The spaces of an environment, which is made for that purpose and closed again.
+
+    With `masks`, a mask that the environment gives in info counts as a part of the observation (`envs.masks`).
+    """
+    with closing(make_env(source, env_kwargs)) as env:
+        if masks and (length := info_mask_length(env)):
+            env = InfoMask(env, length)
+        return Spaces(env.observation_space, env.action_space)
 
 
 @contextmanager

@@ -95,22 +95,18 @@ class Agent:
     def _spaces(self) -> tuple[Any, Any]:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
         if self._encoder is None:
-            from rl_training.envs.factory import make_env
-            from rl_training.envs.masks import InfoMask, info_mask_length
+            from rl_training.envs.factory import read_spaces
             from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
 
-            env = make_env(self.env, self.config.env_arguments("evaluation"))
             masks = self.algorithm.masks
-            if masks and (length := info_mask_length(env)):
-                env = InfoMask(env, length)
-            self._encoder = ObsEncoder(env.observation_space, masks)
-            self._check_spec(self._encoder.spec, make_action_spec(env.action_space))
-            self._decoder = ActionDecoder(self.algorithm.spec.action, env.action_space)
-            self._space = env.observation_space
-            env.close()
+            spaces = read_spaces(self.env, self.config.env_arguments("evaluation"), masks=masks)
+            self._encoder = ObsEncoder(spaces.observation, masks)
+            self.check_spec(self._encoder.spec, make_action_spec(spaces.action))
+            self._decoder = ActionDecoder(self.algorithm.spec.action, spaces.action)
+            self._space = spaces.observation
         return self._encoder, self._decoder
 
-    def _check_spec(self, observation: Any, action: Any) -> None:
+    def check_spec(self, observation: Any, action: Any) -> None:
         """The environment must be the kind the policy was trained on."""
         spec = self.algorithm.spec
         if observation != spec.observation or (action.kind, action.dim, action.nvec) != (

@@ -24,7 +24,7 @@ from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
 from rl_training.data.recipes import FILES, AgentRecipe, DatasetRecipe
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, read_spaces
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
@@ -58,12 +58,7 @@ class DatasetFactory:
         if recipe is None:
             return None
         raw = self.make(recipe, (lambda **more: make_env(env, {**env_kwargs, **more})) if env_kwargs else env)
-        made = make_env(env, env_kwargs)
-        try:
-            spaces = made.observation_space, made.action_space
-            return raw.encoded(spec, *spaces, normalize_actions=recipe.normalize_actions)
-        finally:
-            made.close()
+        return raw.encoded(spec, *read_spaces(env, env_kwargs), normalize_actions=recipe.normalize_actions)
 
     def expert_of(self, hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
         """The `expert` recipe of an algorithm's settings, as a policy on the training device."""
@@ -71,7 +66,7 @@ class DatasetFactory:
         if recipe is None or (recipe.path is None and recipe.train is None):
             return None
         agent = Agent.load(self._run_of(recipe), device=str(device))
-        agent._check_spec(spec.observation, spec.action)
+        agent.check_spec(spec.observation, spec.action)
         if agent.algorithm.sees_rewards:
             raise UserError(f"{agent.config.algo} cannot be an expert: it must be told rewards, and an expert is not")
         return Expert(agent.algorithm, agent.state)
@@ -124,7 +119,7 @@ class DatasetFactory:
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
         try:
             if agent is not None:
-                agent._check_spec(envs.spec.observation, envs.spec.action)
+                agent.check_spec(envs.spec.observation, envs.spec.action)
             actor = _Actor(agent, recipe, envs)
             return _rollout(envs, actor, size, _decoder(source, recipe.env_kwargs, envs.spec))
         finally:
@@ -186,11 +181,7 @@ def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
 
 
 def _decoder(source: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec) -> ActionDecoder:
-    env = make_env(source, env_kwargs)
-    try:
-        return ActionDecoder(spec.action, env.action_space)
-    finally:
-        env.close()
+    return ActionDecoder(spec.action, read_spaces(source, env_kwargs).action)
 
 
 class _Actor:

@@ -81,7 +81,7 @@ def play(agent: Agent, episodes: int, steps: int, seed: int = 0) -> Episodes:
         return tree_map(lambda x: torch.as_tensor(np.array(x), device=device), obs)
 
     try:
-        agent._check_spec(envs.spec.observation, envs.spec.action)
+        agent.check_spec(envs.spec.observation, envs.spec.action)
         carry = tree_map(lambda x: x.to(device), algorithm.init_carry(episodes))
         key = rng.key_from_seed(0, EVALUATION_STREAM).to(device)
         going = np.ones(episodes, np.bool_)

@@ -276,8 +276,7 @@ def _draw(space: spaces.Space[Any], generator: np.random.Generator) -> Any:
 
 def _real_observations(agent: Agent) -> Any:
     """A batch seen in the environment, the policy's actions and random ones by turns."""
-    env = make_env(agent.env, agent.config.env_arguments("evaluation"))
-    try:
+    with contextlib.closing(make_env(agent.env, agent.config.env_arguments("evaluation"))) as env:
         env.action_space.seed(0)
         obs, _ = env.reset(seed=0)
         agent.reset()
@@ -289,8 +288,6 @@ def _real_observations(agent: Agent) -> Any:
             if terminated or truncated:
                 obs, _ = env.reset()
                 agent.reset()
-    finally:
-        env.close()
     return _stacked(agent._space, seen)
 
 

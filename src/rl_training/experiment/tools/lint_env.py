@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -58,16 +59,13 @@ class Linter:
             self.findings.append(finding)
 
     def run(self) -> dict[str, Any]:
-        env = make_env(self.source, self.kwargs)
         facts: dict[str, Any] = {"env_id": env_name(self.source)}
-        try:
+        with closing(make_env(self.source, self.kwargs)) as env:
             facts |= {"observation": str(env.observation_space), "action": str(env.action_space)}
             if self._supported(env):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     facts |= self._probe(env)
-        finally:
-            env.close()
         problems = sum(f.level == "problem" for f in self.findings)
         return {**facts, "problems": problems, "findings": [asdict(f) for f in self.findings]}
 
@@ -242,11 +240,8 @@ class Linter:
         """The same seed and actions, in this environment and in a new one, must give the same episode."""
         reference = self._rollout(env)
         again = self._rollout(env)
-        other = make_env(self.source, self.kwargs)
-        try:
+        with closing(make_env(self.source, self.kwargs)) as other:
             fresh = self._rollout(other)
-        finally:
-            other.close()
         advice = "draw every random number from self.np_random, and call super().reset(seed=seed) in reset()"
         if not _equal(reference[0], again[0]) or not _equal(reference[0], fresh[0]):
             self.problem("seeding", "reset(seed=...) gives different first observations for one seed", advice)
