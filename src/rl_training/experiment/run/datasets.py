@@ -24,6 +24,7 @@ from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
 from rl_training.data.recipes import FILES, AgentRecipe, DatasetRecipe
+from rl_training.data.saved import saved_transitions
 from rl_training.envs.factory import make_env, read_spaces
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.vector import VectorEnv
@@ -260,32 +261,12 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
 
 
 def _replay(path: Path, env: EnvSource | None, size: int) -> TransitionDataset:
-    """The transitions in the replay of a run, oldest first, environment after environment."""
+    """The transitions in the replay buffer of a run."""
     checkpoint = load_checkpoint(path)
-    tensors = checkpoint.tensors.get("replay", {})
-    if tensors.get("rows.rewards", torch.empty(0, 0)).ndim == 3:  # [S, N, rows]: older ones are flat
-        tensors = {k: v.flatten(1, 2) if k.startswith("rows.") else v for k, v in tensors.items()}
-    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
+    columns = saved_transitions(checkpoint.tensors.get("replay", {}))
+    if columns is None:
         raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
-    config = TrainConfig(**checkpoint.meta["config"])
     agent = Agent.from_checkpoint(checkpoint, device="cpu")
-    spec = agent.algorithm.spec
-    decoder = _decoder(env or agent.env, config.env_arguments("training"), spec)
-    count = tensors["index.count"][0].numpy()  # [N], of the first seed
-    rows = tensors["rows.rewards"].shape[1] // len(count)
-    order = np.concatenate([
-        n * rows + np.arange(max(0, total - rows + 1), total) % rows for n, total in enumerate(count)
-    ]).astype(np.int64)  # fmt: skip
-
-    def column(name: str) -> Any:
-        if f"rows.{name}" in tensors:
-            return tensors[f"rows.{name}"][0].numpy()[order]
-        prefix = f"rows.{name}."
-        return {k.removeprefix(prefix): v[0].numpy()[order] for k, v in tensors.items() if k.startswith(prefix)}
-
-    columns = {name: column(name) for name in ("obs", "rewards", "next_obs", "terminated", "truncated")}
-    held = np.minimum(count, rows - 1)
-    last = np.cumsum(held)[held > 0] - 1
-    columns["truncated"][last] |= ~columns["terminated"][last]
-    dataset = TransitionDataset(actions=decoder.decode(column("actions")), **columns)
+    decoder = _decoder(env or agent.env, agent.config.env_arguments("training"), agent.algorithm.spec)
+    dataset = TransitionDataset(**{**columns, "actions": decoder.decode(columns["actions"])})
     return dataset.first(size) if size else dataset

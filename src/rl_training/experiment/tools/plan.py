@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rl_training import registry
+from rl_training.data.saved import saved_tensors
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.process import suitable_threads
 from rl_training.experiment.run.trainer import Trainer
@@ -85,7 +86,7 @@ def _sizes(trainer: Trainer) -> dict[str, int]:
     loop.start()
     groups, data, store = loop.tensors(), loop.learner.tree["data"], loop.learner.store
     if "replay" in groups:  # as full as it will be at the end of the run
-        groups["replay"] = dict(tree_items(store.written(data, loop.total // loop.num_envs)))
+        groups["replay"] = saved_tensors(store, data, loop.total // loop.num_envs)
     saved = sum(x.nbytes for group in groups.values() for x in group.values())
     stored, learning = (sum(x.nbytes for _, x in tree_items(tree)) for tree in (data, loop.learner.train))
     parameters = sum(net.size for net in trainer.algorithm.nets.values())
