@@ -74,6 +74,12 @@ def test_a_step_that_is_too_large(name: str, tmp_path: Path, capsys: Any) -> Non
     assert "in the parameter, by" in capsys.readouterr().out
 
 
+def test_offline_runs_say_that_they_cannot_be_replayed(tmp_path: Path) -> None:
+    dump = crash("td3_bc", tmp_path, algo_kwargs={"learning_rate": 1e39})
+    with pytest.raises(UserError, match="td3_bc takes several updates at once, which cannot be replayed one by one"):
+        replay_crash(dump)
+
+
 def test_watch_sees_forward_and_backward_and_ignores_masks() -> None:
     with FirstNonFinite() as watch:
         x = torch.zeros(3)

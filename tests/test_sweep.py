@@ -17,7 +17,7 @@ from sweep_worker import configs
 from rl_training.cli import main
 from rl_training.cli.sweep import grid, split_values
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.checkpoint import latest_valid
 from rl_training.experiment.studies.pool import Event
 from rl_training.experiment.studies.sweep import Sweep
@@ -114,7 +114,7 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 
 def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
-    with held(sweep.directory, "the sweep"):
+    with exclusive_directory(sweep.directory, "the sweep"):
         with pytest.raises(UserError, match="another process"):
             sweep.run()
         sweep._open()

@@ -15,7 +15,7 @@ from helpers import ALGORITHMS, config_for
 
 from rl_training import Callback, EarlyStopping, UserError, registry
 from rl_training.experiment.run.agent import Agent
-from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -180,7 +180,7 @@ def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
     assert best.path.name == "best_000000000020"
     assert int(best.state.step) == 0
     assert int(last.state.step) == result.summary["gradient_steps"]
-    with pytest.raises(UserError, match="policy only"):
+    with pytest.raises(UserError, match="contains only a policy"):
         Trainer.resume(result.run_dir / "best", env=Payments)
 
 
@@ -280,7 +280,7 @@ def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
     result = trainer("dqn", tmp_path, total_timesteps=40).run()
     before = (result.run_dir / "metadata.json").read_text()
     late = Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
-    with held(result.run_dir, "the run"):
+    with exclusive_directory(result.run_dir, "the run"):
         with pytest.raises(UserError, match="another process is working on the run in"):
             late.run()
         (result.run_dir / "metadata.json").write_text(before)
@@ -304,7 +304,7 @@ def test_checkpoints_of_something_else_are_refused_in_a_sentence(tmp_path: Path)
         with pytest.raises(UserError, match="not a checkpoint of a training run, or of another version"):
             Trainer.resume(path, progress=False)
     stray = path.rename(tmp_path / path.name)
-    with pytest.raises(UserError, match="lies in no run"):
+    with pytest.raises(UserError, match="is not inside a run"):
         Trainer.resume(stray, progress=False)
 
 

@@ -15,7 +15,7 @@ from rl_training.algorithms.base import Algorithm, Memory, TrainState, count_row
 from rl_training.envs.masks import components, without_choice
 from rl_training.envs.spaces import ObservationShapeError
 from rl_training.errors import UserError
-from rl_training.experiment.run.checkpoint import Checkpoint, load_checkpoint, readable, resolve
+from rl_training.experiment.run.checkpoint import Checkpoint, checkpoint_errors, load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.stats import eval_summary
 from rl_training.ops import rng
@@ -78,7 +78,7 @@ class Agent:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvSource | None = None
     ) -> Agent:
-        with readable(checkpoint.path):
+        with checkpoint_errors(checkpoint.path):
             config = TrainConfig(**checkpoint.meta["config"])
             spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
         algorithm = build_algorithm(config, spec, choose_device(device))

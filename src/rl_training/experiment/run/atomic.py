@@ -201,8 +201,8 @@ def try_lock(directory: Path) -> int | None:
 
 
 @contextmanager
-def held(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
-    """A directory for one process alone, made where it is missing; after `wait` seconds it is somebody else's."""
+def exclusive_directory(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
+    """Lock a directory for this process, creating it if needed; a UserError if it is still locked after `wait` s."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -51,16 +51,16 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def checked(callbacks: Any) -> list[Callback]:
-    """A list of callbacks, or a sentence."""
+def check_callbacks(callbacks: Any) -> list[Callback]:
+    """The callbacks as a list; anything else is a UserError."""
     given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [None]
     if not all(isinstance(callback, Callback) for callback in given):
         raise UserError(f"callbacks must be a list of Callback objects, not {callbacks!r}")
     return given
 
 
-def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """By class, and by order among those of one class: a name that is the same when the run resumes."""
+def callbacks_by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class name and number within the class, so that a resumed run finds the same names."""
     names = [type(callback).__qualname__ for callback in callbacks]
     return {f"{name}.{names[:i].count(name)}": callbacks[i] for i, name in enumerate(names)}
 

@@ -83,8 +83,8 @@ def checkpoint_step(path: Path) -> int:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """What a checkpoint says is taken as it is found; where something is not there, it is not one of ours."""
+def checkpoint_errors(path: Path) -> Iterator[None]:
+    """Content that is missing or has the wrong type becomes a CheckpointError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -403,11 +403,11 @@ def _looks_complete(path: Path) -> bool:
     return True
 
 
-def set_aside_later(directory: Path, step: int) -> list[Path]:
-    """Take the names from what was saved after `step`, for a run that goes back to it; returns the new places.
+def set_aside_checkpoints_after(directory: Path, step: int) -> list[Path]:
+    """Rename the checkpoints saved after `step`, for a run that goes back to that step; returns the new paths.
 
-    It may go another way this time (another budget makes other schedules), and its log is cut back: a later checkpoint
-    of the first way must neither be taken for one of the second nor stand in its place.
+    The run may take another course this time (another budget changes the schedules), so a later checkpoint of the
+    first course must not be used as one of the second, nor occupy its name.
     """
     if not any(checkpoint_step(path) > step and verify(path) is None for path in list_checkpoints(directory, "step")):
         return []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, held
+from rl_training.experiment.run.atomic import atomic_write_json, exclusive_directory
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
 from rl_training.experiment.studies.trials import TrialState, forget_failure, run_trial, summary_of, trial_state
@@ -78,7 +78,7 @@ class Sweep:
         """
         if workers < 1:
             raise UserError(f"workers = {workers}: a sweep needs at least one")
-        with held(self.directory, "the sweep"):
+        with exclusive_directory(self.directory, "the sweep"):
             self._open()
             if retry_failed:
                 for trial in self.trials:

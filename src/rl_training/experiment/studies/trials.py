@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, held
+from rl_training.experiment.run.atomic import atomic_write_json, exclusive_directory
 from rl_training.experiment.run.run_dir import read_status
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run_trial(
     A signal leaves the trial "started": the trainer has saved a checkpoint, and the next call goes on from it.
     """
     # An orphan of a killed sweep may still be saving its run: wait until it is gone.
-    with held(directory, "the trial", wait=_LOCK_LIMIT):
+    with exclusive_directory(directory, "the trial", wait=_LOCK_LIMIT):
         if trial_state(directory).over:
             return None
         try:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, atomic_write_text, held
+from rl_training.experiment.run.atomic import atomic_write_json, atomic_write_text, exclusive_directory
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
@@ -65,7 +65,7 @@ class Tuning:
     def run(self, workers: int = 1, *, retries: int = RETRIES) -> dict[str, Any]:
         """Complete the study and give its report. Calling it again goes on, also with more trials."""
         optuna()
-        with held(self.directory, "the study"):
+        with exclusive_directory(self.directory, "the study"):
             self._open()
             study = self._study()
             if not study.get_trials(deepcopy=False):

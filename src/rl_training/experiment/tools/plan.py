@@ -10,36 +10,26 @@ from typing import Any
 
 import torch
 
-from rl_training import registry
 from rl_training.data.saved import saved_tensors
 from rl_training.experiment.run.config import TrainConfig
-from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.planning import plan_run
+from rl_training.experiment.run.process import compute_settings
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
-from rl_training.runtime.engine.executor import choose_device, choose_mode
-from rl_training.runtime.loops import loop_class
 
 PROBE_SECONDS = 3.0
 
 
 def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECONDS) -> dict[str, Any]:
     """Sizes in bytes. Nothing is left on disk."""
-    config = config.resolved()
-    assert config.num_envs is not None
-    entry, hyper = registry.entry(config.algo), config.hyper()
-    loop_cls = loop_class(entry.loop)
-    loop_cls.check(hyper, config.num_envs)
-    updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
-    device = choose_device(config.device)
-    kind = entry.load()
-    mode, reason = choose_mode(
-        config.execution, device, updates, len(config.all_seeds), whole=kind.compiled_whole, unrolled=kind.unrolled
-    )
+    run = plan_run(config)
+    config, hyper, updates, device = run.config, run.hyper, run.updates, run.device
+    mode, reason = run.execution
     libraries = _resident()
     # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
     kwargs = dict(config.algo_kwargs)
     if "learning_starts" in kwargs:
-        least = max(kwargs["batch_size"], hyper.replay_length * config.num_envs)
+        least = max(kwargs["batch_size"], hyper.replay_length * run.num_envs)
         kwargs["learning_starts"] = min(kwargs["learning_starts"], least)
     with tempfile.TemporaryDirectory(prefix="rl-training-plan-") as place:
         changes = {"output_dir": place, "execution": mode, "algo_kwargs": kwargs}
@@ -48,8 +38,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
             sizes = _sizes(trainer)
             measured = _probe(trainer, seconds) if probe else None
         finally:
-            trainer.envs.close()
-            trainer.evaluator.close()
+            trainer.close()
     total = sizes["learning"] + sizes["stored"]
     on_gpu = device.type == "cuda"
     evaluations = 1 + (config.total_timesteps - 1) // config.eval_interval if config.eval_interval else 1
@@ -98,8 +87,7 @@ def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:
     loop, total = trainer.loop, trainer.config.total_timesteps
     block = loop.num_envs * int(getattr(trainer.algorithm.hp, "train_freq", 1))
     started = time.perf_counter()
-    torch.set_float32_matmul_precision("high")
-    with suitable_threads(trainer.algorithm):
+    with compute_settings(trainer.algorithm):
         while loop.env_steps < total and loop.gradient_steps == 0:
             loop.advance(min(total, loop.env_steps + block))
         loop.advance(min(total, loop.env_steps + 4 * block))

@@ -8,7 +8,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,9 @@ from rl_training.experiment.run.agent import safe_env_id
 from rl_training.experiment.run.atomic import open_regular, strict_json
 from rl_training.experiment.run.checkpoint import CheckpointError, latest_valid
 from rl_training.experiment.run.config import TrainConfig, read_config
-from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.process import compute_settings
 from rl_training.experiment.run.trainer import Trainer
-from rl_training.ops import rng
-from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.learners.base import LEARN
-from rl_training.runtime.learners.evolution import EvolutionLearner
-from rl_training.runtime.learners.replay import ReplayLearner
-from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.ops.tree import tree_items
 from rl_training.spec import EnvSource
 
 _PACKAGE = str(Path(__file__).parents[2])
@@ -154,15 +148,13 @@ def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
         try:
             yield trainer
         finally:
-            trainer.envs.close()
-            trainer.evaluator.close()
+            trainer.close()
 
 
 def _train(trainer: Trainer) -> None:
     """To the end of the budget, without logging, evaluating or saving: none of them changes training."""
     total = trainer.config.total_timesteps // trainer.loop.num_envs * trainer.loop.num_envs
-    with suitable_threads(trainer.algorithm):
-        torch.set_float32_matmul_precision("high")
+    with compute_settings(trainer.algorithm):
         try:
             trainer.loop.advance(total)
             trainer.loop.finish()
@@ -179,36 +171,15 @@ def _index(trainer: Trainer, seed: int) -> int:
 def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Reached | None:
     """Train up to an update; None when it is never reached."""
     with _trainer(run_dir, env) as trainer:
-        index = _index(trainer, seed)
-        learner: Any = trainer.loop.learner
+        index, learner = _index(trainer, seed), trainer.loop.learner
 
-        def part(tree: Any) -> Any:
-            return tree_map(lambda x: x[index].clone(), tree)
-
-        def stop_at(phase: Phase, make_batch: Callable[..., dict[str, Tensor]], *arguments: Any) -> None:
-            train, key = part(learner.train), learner.tree["keys"][index]
-            if int(train.step) >= update:
-                batch = make_batch(phase, train, key, *arguments[1:])
-                reached = _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+        def stop_at_update(phase: Phase, *inputs: Any) -> None:
+            if int(learner.train.step[index]) >= update:
+                reached = _Reached(phase.step, *learner.next_step(index, phase, *inputs))
                 if not _harmless(reached):
                     raise reached
 
-        def sampled(phase: Phase, train: TrainState, key: Tensor) -> dict[str, Tensor]:
-            batch: dict[str, Tensor] = learner.sample_one(
-                phase, train, key, *part(learner.source_data(learner.tree, phase))
-            )
-            return batch
-
-        def cut(phase: Phase, train: TrainState, key: Tensor, *scratch: dict[str, Any]) -> dict[str, Tensor]:
-            return part(learner.minibatch(phase, *scratch))  # type: ignore[no-any-return]
-
-        if isinstance(learner, ReplayLearner | RolloutLearner | EvolutionLearner):
-            make = sampled if isinstance(learner, ReplayLearner) else cut
-            for phase in learner.phases:
-                for name, kind in phase.kinds.items():
-                    _before(_steps(learner), name, partial(stop_at, kind, make))
-        else:
-            raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
+        learner.before_each_step(stop_at_update)
         try:
             _train(trainer)
         except _Reached as reached:
@@ -222,23 +193,6 @@ def _harmless(reached: _Reached) -> bool:
     after, _ = reached.step(reached.train, reached.batch, reached.key)
     same_update = torch.equal(after.step, reached.train.step)
     return same_update and all(finite(x) for _, x in tree_items(after))
-
-
-def _steps(learner: Any) -> dict[str, Any]:
-    """The function of each phase."""
-    table: dict[str, Any] = learner._updates if isinstance(learner, ReplayLearner) else learner._steps
-    return table
-
-
-def _before(table: dict[str, Any], name: str, hook: Callable[..., None]) -> None:
-    """Have `hook` called with the arguments of each call."""
-    run = table[name]
-
-    def hooked(*arguments: Any) -> Any:
-        hook(*arguments)
-        return run(*arguments)
-
-    table[name] = hooked
 
 
 def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
@@ -255,8 +209,7 @@ def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
                 raise Found
             last[0] = int(learner.train.step[index])
 
-        for name in _steps(learner):
-            _before(_steps(learner), name, look)
+        learner.before_each_step(look)
         try:
             _train(trainer)
             look()

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from rl_training import registry
 from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback, TrainingRun
 from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.metrics import read_metrics
+from rl_training.experiment.run.planning import plan_run
 from rl_training.experiment.run.trainer import Trainer
-from rl_training.runtime.loops import loop_class
 
 MIN_UPDATES = 40  # enough that targets, schedules and priorities have moved
 _WALL_TIME = ("time", "time/fps")
@@ -81,11 +80,8 @@ def resume_in_fresh_process(run_dir: Path, env_id: str) -> str:
 
 def _short(config: TrainConfig) -> int:
     """The shortest budget, in doublings, that takes enough updates."""
-    loop, hyper = loop_class(registry.entry(config.algo).loop), config.hyper()
-    assert config.num_envs is not None
-    loop.check(hyper, config.num_envs)
-    steps = 64
-    while steps < config.total_timesteps and loop.planned_updates(hyper, steps, config.num_envs) < MIN_UPDATES:
+    run, steps = plan_run(config), 64
+    while steps < config.total_timesteps and run.loop.planned_updates(run.hyper, steps, run.num_envs) < MIN_UPDATES:
         steps *= 2
     return steps
 

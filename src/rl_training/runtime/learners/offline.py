@@ -10,10 +10,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
-from rl_training.data.source import Sink
 from rl_training.errors import UserError
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.learners.base import Learner
 from rl_training.runtime.learners.replay import ReplayLearner
 
 
@@ -21,20 +19,16 @@ class OfflineLearner(ReplayLearner):
     """`ReplayLearner` whose replay is a dataset: nothing is stored, and the schedules follow the gradient steps."""
 
     def __init__(self, algorithm: Algorithm[Any], seeds: Sequence[int], horizon: int, executor: Executor) -> None:
-        hp: OfflineHyper = algorithm.hp
         if algorithm.dataset is None:
             raise UserError(f"{algorithm.name} learns from a dataset; none was given")
         source: Any = algorithm.offline_source()
-        Learner.__init__(self, algorithm, source, seeds, horizon, executor)
-        own = algorithm.sources()
-        self.batch_size, self.sources = hp.batch_size, {"replay": source, **own}
-        self.sinks = {k: v for k, v in own.items() if isinstance(v, Sink)}
-        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
-        self.phases = algorithm.phases()  # the last one is the update that the clock counts
-        self._updates = {p.name: executor.wrap(self.update_of(p), self.small_state) for p in self.phases[:-1]}
+        super().__init__(algorithm, seeds, source.num_envs, horizon, executor, store=source)
+        hp: OfflineHyper = algorithm.hp
         self._sizes = {"update": 1, "updates": hp.updates_per_call}
         self._graphs: dict[tuple[bool, ...], Callable[..., Any]] = {}
-        self._steps_taken: int | None = None
+
+    def before_each_step(self, hook: Callable[..., None]) -> None:
+        raise UserError(f"{self.algorithm.name} takes several updates at once, which cannot be replayed one by one")
 
     def repeated(self, due: tuple[bool, ...]) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
         """Several updates as one function, so one graph; `due` says which of them learn everything, not only what
