@@ -34,10 +34,7 @@ def dream(
     training: Annotated[
         bool, typer.Option("--training", help="Also draw losses and error over training, from all checkpoints kept.")
     ] = False,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
-    ] = 0,
+    seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
     as_json: o.Json = False,

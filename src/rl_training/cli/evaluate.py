@@ -25,10 +25,7 @@ def evaluate(
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-n", min=1, max=1_000_000, help="Episodes of each seed.")
     ] = 20,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
-    ] = 0,
+    seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions as in training.")] = False,

@@ -75,6 +75,9 @@ Execution = Annotated[
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress display.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+EpisodeSeed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed for the episodes (not the training seed).")
+]
 Checkpoint = Annotated[
     str, typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, run directory (its latest) or RUN/best.")
 ]

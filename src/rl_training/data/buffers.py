@@ -1,23 +1,26 @@
-"""Buffers for use on their own, outside a run: the stateful shells of `Replay` and `Storage`."""
+"""Buffers for use on their own, outside a run: `Storage` and `Replay` together with the tensors that they work on."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.source import Source
 from rl_training.data.storage import Batch, Storage, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import EnvSpec
 
+R = TypeVar("R", bound=Source)
 
-class _Shell:
-    """One seed's storage, its tensors and a random key; rows are given for all environments at once, [N, ...]."""
+
+class Buffer:
+    """The storage of one seed, its tensors and a random key. Rows of all N environments are added at once, [N, ...]."""
 
     def __init__(self, store: Storage, spec: EnvSpec, device: str | torch.device, seed: int) -> None:
         self.store, self.spec, self.device = store, spec, torch.device(device)
@@ -35,7 +38,7 @@ class _Shell:
         envs, columns = self.store.num_envs, self.store.row_columns
 
         def shaped(shape: tuple[int, ...], value: Any) -> Tensor:
-            """[N, *shape], or one row for all (a flag), as [1, N, *shape]."""
+            """[N, *shape], or one value for all environments (a flag), as [1, N, *shape]."""
             tensor = torch.as_tensor(value, device=self.device)
             if tensor.numel() not in (1, envs * math.prod(shape)):
                 raise UserError(f"a row of shape {tuple(tensor.shape)} does not fit {envs} environments of {shape}")
@@ -66,17 +69,13 @@ class _Shell:
         self._draws = int(tensors["draws"])
 
 
-class ReplayBuffer(_Shell):
-    """Uniform replay of n-step transitions."""
+class SampledBuffer(Buffer, Generic[R]):
+    """A buffer that gives random batches."""
 
-    replay: Replay
-
-    def __init__(
-        self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
-        device: str | torch.device = "cpu", seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.replay = Replay(transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step)
-        super().__init__(self.replay, spec, device, seed)
+    def __init__(self, replay: R, spec: EnvSpec, device: str | torch.device, seed: int) -> None:
+        store: Any = replay  # every replay is a `Storage` too
+        super().__init__(store, spec, device, seed)
+        self.replay = replay
 
     @torch.no_grad()
     def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
@@ -86,27 +85,42 @@ class ReplayBuffer(_Shell):
         key = rng.fold(self._key, self._draws)
         return self.replay.sample(self._one(), key, batch_size, torch.tensor(progress, device=self.device))
 
+    @torch.no_grad()
+    def _feed_back(self, indices: Any, values: Any) -> None:
+        values = torch.as_tensor(values, dtype=torch.float32, device=self.device)
+        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], values[None])
 
-class PrioritizedReplayBuffer(ReplayBuffer):
-    """Proportional prioritised replay; give the errors of each batch back with `update_priorities`."""
+
+class ReplayBuffer(SampledBuffer[Replay]):
+    """Uniform replay of n-step transitions."""
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
+        device: str | torch.device = "cpu", seed: int = 0,
+    ) -> None:  # fmt: skip
+        replay = Replay(transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step)
+        super().__init__(replay, spec, device, seed)
+
+
+class PrioritizedReplayBuffer(SampledBuffer[PrioritizedReplay]):
+    """Proportional prioritised replay; pass the errors of each batch to `update_priorities`."""
 
     def __init__(
         self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
         alpha: float = 0.6, beta: float = 0.4, device: str | torch.device = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
-        self.replay = PrioritizedReplay(
+        replay = PrioritizedReplay(
             transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step, alpha=alpha, beta=beta
         )
-        _Shell.__init__(self, self.replay, spec, device, seed)
+        super().__init__(replay, spec, device, seed)
 
-    @torch.no_grad()
     def update_priorities(self, indices: Tensor, td_errors: Tensor) -> None:
-        errors = torch.as_tensor(td_errors, dtype=torch.float32, device=self.device)
-        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], errors[None])
+        """Set the priorities of the transitions of a batch."""
+        self._feed_back(indices, td_errors)
 
 
-class RolloutBuffer(_Shell):
-    """A rollout of `n_steps` x `num_envs`, read whole and emptied."""
+class RolloutBuffer(Buffer):
+    """A rollout of `n_steps` x `num_envs`; `get` returns all of it and empties the buffer."""
 
     def __init__(
         self, spec: EnvSpec, n_steps: int, *, num_envs: int = 1, device: str | torch.device = "cpu", seed: int = 0

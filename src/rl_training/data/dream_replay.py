@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.data.buffers import ReplayBuffer, _Shell
-from rl_training.data.sequence import RecurrentReplay, draw_sequences
+from rl_training.data.sequence import RecurrentReplay, SequenceBuffer, draw_sequences
 from rl_training.data.storage import Batch, Columns, Data, action_column, observation_columns, transition_columns
-from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import EnvSpec
 
@@ -176,29 +174,24 @@ class DreamReplay(RecurrentReplay):
             column.view(-1, *column.shape[2:]).index_copy_(0, target, renewed)
 
 
-class DreamReplayBuffer(ReplayBuffer):
-    """Sequences of `length` observations that begin every `period`, for use outside a run.
+class DreamReplayBuffer(SequenceBuffer[DreamReplay]):
+    """Sequences of `length` observations, one starting every `period` observations, for use outside a run.
 
-    `state`: shape and type, by name, of the agent's memory. `add` takes the one before the observation as `state=`;
-    batches carry the one before their first observation, and `renew` replaces those before the others.
+    `state`: shape and type of the parts of the agent's memory, by name. `add` takes the memory before the observation
+    as `state=`; batches contain the one before their first observation, and `renew` replaces those before the others.
     """
-
-    replay: DreamReplay  # type: ignore[assignment]
 
     def __init__(
         self, spec: EnvSpec, capacity: int, *, length: int, period: int = 1, state: Columns, num_envs: int = 1,
         recent: float = 0.0, online: bool = True, device: str | torch.device = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
-        self.replay = DreamReplay(
+        replay = DreamReplay(
             spec, capacity, num_envs, length=length, period=period, state=state, recent=recent, online=online
         )
-        _Shell.__init__(self, self.replay, spec, device, seed)
+        super().__init__(replay, spec, device, seed)
 
     @torch.no_grad()
     def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
-        held = int(self.data["count"].min())
-        if held < self.replay.length:
-            raise UserError(f"a sequence has {self.replay.length} steps; only {held} have been added")
         batch = super().sample(batch_size, progress=progress)
         self.replay.feedback(self.data, batch["indices"][None], None)
         return batch

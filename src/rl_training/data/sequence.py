@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from rl_training.data.buffers import ReplayBuffer, _Shell
+from rl_training.data.buffers import SampledBuffer
 from rl_training.data.storage import Batch, Columns, Data, Storage, column_bytes, map_columns, transition_columns, zeros
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -200,19 +200,31 @@ def draw_sequences(
     return env, first + ((u[1] * (last - first + 1)) >> 32)
 
 
+S = TypeVar("S", bound=RecurrentReplay)
+
+
 def sequence_priority(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
     """eta max + (1 - eta) mean of the absolute errors [B, L] over the steps of the mask (R2D2, section 2.3)."""
     size = errors.abs() * mask
     return eta * size.amax(-1) + (1.0 - eta) * size.sum(-1) / mask.sum(-1).clamp(min=1)
 
 
-class RecurrentReplayBuffer(ReplayBuffer):
-    """Sequences of `length` steps that begin every `period` steps; prioritised when `alpha` is given.
+class SequenceBuffer(SampledBuffer[S]):
+    """A buffer that gives batches of sequences."""
 
-    With `state_shape`, `add` takes the recurrent state before the step as `state=` and batches carry it.
+    def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
+        steps = int(self.data["count"].min())
+        if steps < self.replay.length:
+            raise UserError(f"a sequence has {self.replay.length} steps; only {steps} have been added")
+        return super().sample(batch_size, progress=progress)
+
+
+class RecurrentReplayBuffer(SequenceBuffer[RecurrentReplay]):
+    """Sequences of `length` steps; a new one starts every `period` steps. Prioritised when `alpha` is given.
+
+    With `state_shape`, `add` takes the recurrent state before the step as `state=`, and batches contain the state
+    before the first step of each sequence.
     """
-
-    replay: RecurrentReplay  # type: ignore[assignment]
 
     def __init__(
         self, spec: EnvSpec, capacity: int, *, length: int, period: int | None = None, num_envs: int = 1,
@@ -220,25 +232,16 @@ class RecurrentReplayBuffer(ReplayBuffer):
         beta: float = 0.4, recent: float = 0.0, device: str | torch.device = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
         check_length(spec, length)
-        self.replay = RecurrentReplay(
+        replay = RecurrentReplay(
             transition_columns(spec), capacity, num_envs, length=length, period=period or length, gamma=gamma,
             n_step=n_step, state=None if state_shape is None else (state_shape, torch.float32), alpha=alpha, beta=beta,
             recent=recent,
         )  # fmt: skip
-        _Shell.__init__(self, self.replay, spec, device, seed)
+        super().__init__(replay, spec, device, seed)
 
-    @torch.no_grad()
-    def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
-        steps = int(self.data["count"].min())
-        if steps < self.replay.length:
-            raise UserError(f"a sequence has {self.replay.length} steps; only {steps} have been added")
-        return super().sample(batch_size, progress=progress)
-
-    @torch.no_grad()
     def update_priorities(self, indices: Tensor, priorities: Tensor) -> None:
-        """Priorities of the sequences of a batch, such as `sequence_priority` of their errors."""
-        values = torch.as_tensor(priorities, dtype=torch.float32, device=self.device)
-        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], values[None])
+        """Set the priorities of the sequences of a batch, for example to `sequence_priority` of their errors."""
+        self._feed_back(indices, priorities)
 
 
 def check_length(spec: EnvSpec, length: int) -> None:

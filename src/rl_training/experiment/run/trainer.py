@@ -33,11 +33,11 @@ from rl_training.experiment.run.datasets import DatasetFactory
 from rl_training.experiment.run.history import RunHistory
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import check_finite
-from rl_training.experiment.run.planning import plan_run
 from rl_training.experiment.run.process import compute_settings, stop_signals
 from rl_training.experiment.run.progress import Progress
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.resume import check_dataset, open_for_resume, saved_env_state
+from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.stats import eval_summary
 from rl_training.experiment.run.trackers import Trackers, check_trackers
 from rl_training.experiment.run.warm_start import start_from

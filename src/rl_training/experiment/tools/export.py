@@ -13,7 +13,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from rl_training.envs.factory import make_env
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import temporary_sibling, write_durable, write_error
+from rl_training.experiment.run.atomic import atomic_write_bytes
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.agent import Agent
@@ -137,7 +136,7 @@ def export(agent: Agent, output: str | Path) -> Exported:
         data, run = (_onnx if kind == "onnx" else _program)(policy, sample, _notes(agent))
         error, different = _compare(agent, run, batches)
     agent.memory.carry = held
-    _write(path, data)
+    atomic_write_bytes(path, data)
     return Exported(
         path=str(path), format=kind, inputs={name: _described(array) for name, array in sample.items()},
         output=_described(run(sample)[0]), observations=_RANDOM + _REAL, max_error=error, different=different,
@@ -207,19 +206,6 @@ def _notes(agent: Agent) -> dict[str, str]:
         "rl_training": __version__, "observation_space": str(agent._space).replace("\n", " "),
         "action_space": json.dumps(asdict(agent.algorithm.spec.action)),
     }  # fmt: skip
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of it, or what was there before."""
-    temporary = temporary_sibling(path)
-    try:
-        write_durable(temporary, [data])
-        os.replace(temporary, path)
-    except OSError as error:
-        raise write_error(f"Cannot write {path}", error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 # --- comparing with the agent --------------------------------------------------------------------------------------

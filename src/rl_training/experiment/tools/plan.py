@@ -12,8 +12,8 @@ import torch
 
 from rl_training.data.saved import saved_tensors
 from rl_training.experiment.run.config import TrainConfig
-from rl_training.experiment.run.planning import plan_run
 from rl_training.experiment.run.process import compute_settings
+from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
 

@@ -17,7 +17,7 @@ from rl_training.experiment.run.callbacks import Callback, TrainingRun
 from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.metrics import read_metrics
-from rl_training.experiment.run.planning import plan_run
+from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
 
 MIN_UPDATES = 40  # enough that targets, schedules and priorities have moved
