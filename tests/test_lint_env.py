@@ -114,7 +114,7 @@ BROKEN: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("env", "check", "level"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_every_fault_is_found_and_told(env: Any, check: str, level: str) -> None:
+def test_every_fault_is_found_and_described(env: Any, check: str, level: str) -> None:
     found = lint(env)
     matching = [f for f in found["findings"] if f["check"] == check and f["level"] == level]
     assert matching, found
@@ -131,7 +131,7 @@ def test_sound_environments_are_clean(env: Any) -> None:
     assert found["episodes"] == 5
 
 
-def test_random_score_is_that_of_the_episodes() -> None:
+def test_random_return_is_the_mean_over_the_episodes() -> None:
     found = lint("rl_training/ConstantReward-v0")  # ten steps of reward 1, then truncated
     assert found["random_return"] == {"mean": 10.0, "std": 0.0}
     assert (found["mean_length"], found["endings"]) == (10.0, {"terminated": 0, "truncated": 5})

@@ -108,7 +108,7 @@ def test_parameters_are_checked_before_a_checkpoint_is_written(tmp_path: Path) -
     assert last_good(trainer.run_dir).name == "step_000000000064"
 
 
-def test_dump_holds_the_batch_that_did_it(tmp_path: Path) -> None:
+def test_dump_contains_the_batch_that_caused_it(tmp_path: Path) -> None:
     """A reward that overflows the loss: finite in the environment, not in the update."""
     env = poisoned("reward 3e38")
     config = config_for(

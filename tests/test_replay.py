@@ -146,7 +146,7 @@ def test_saved_transitions_are_those_in_the_buffer(capacity: int, envs: int, ste
     assert saved_transitions({k: v for k, v in tensors.items() if k != "rows.next_obs"}) is None
 
 
-def test_a_draw_at_the_edge_of_a_block_meets_a_row_with_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_at_the_edge_of_a_block_gives_a_row_with_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding can put the draw a little before its block, whose first rows may be empty: their weight is infinite."""
     replay = PrioritizedReplay(COLUMNS, 24, 2, gamma=GAMMA)
     assert (replay.block, replay.stride) == (8, 13)  # rows 8 to 12 are the first environment's, and empty

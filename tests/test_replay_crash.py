@@ -100,7 +100,7 @@ def test_watch_sees_forward_and_backward_and_ignores_masks() -> None:
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "note.json").write_text('{"seed": 0, "seed": 1}')
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="is no NaN dump"):
+        with pytest.raises(UserError, match="is not a NaN dump"):
             replay_crash(path)
     assert main(["replay-crash", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -66,7 +66,7 @@ def _over(place: Path) -> list[bool]:
     return [trial_state(path).over for path in place.glob("trials/*")]
 
 
-def test_failures_are_recorded_and_stop_nothing_else(tmp_path: Path) -> None:
+def test_failures_are_recorded_and_do_not_stop_other_trials(tmp_path: Path) -> None:
     """A worker that always dies, a setting that cannot work, and a sound trial beside them."""
     batches = {"algo_kwargs": {"batch_size": 15}}
     trials = [config_for("dqn", tmp_path), config_for("ppo", tmp_path, **batches), config_for("ppo", tmp_path, seed=3)]
@@ -92,7 +92,7 @@ def digests_of(sweep: Sweep, index: int) -> Any:
     return run.name, run_digest(latest_valid(run))
 
 
-def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
+def test_interrupted_sweep_saves_and_can_be_continued(tmp_path: Path) -> None:
     long = config_for("dqn", tmp_path, total_timesteps=100_000, checkpoint_interval=100_000)
     sweep = Sweep(tmp_path / "s", [long])
 
@@ -112,7 +112,7 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 # --- what needs no worker -------------------------------------------------------------------------------------
 
 
-def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
+def test_directory_is_locked_and_must_contain_the_same_sweep(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
     with exclusive_directory(sweep.directory, "the sweep"):
         with pytest.raises(UserError, match="another process"):
@@ -120,7 +120,7 @@ def test_directory_is_held_and_must_be_a_sweep(tmp_path: Path) -> None:
         sweep._open()
     with pytest.raises(UserError, match=r"gamma = None, this one 0.5"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path, algo_kwargs={"gamma": 0.5})]).run()
-    with pytest.raises(UserError, match="of 1 trials, not 2"):
+    with pytest.raises(UserError, match="it has 1 trial instead of 2"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path), config_for("dqn", tmp_path, seed=1)]).run()
     (tmp_path / "s" / "sweep.json").write_text("[]")
     with pytest.raises(UserError, match=r"sweep\.json cannot be read"):

@@ -40,11 +40,11 @@ def dream(
     as_json: o.Json = False,
 ) -> None:
     """Show what a world model believes: its open-loop prediction beside what really happened."""
-    from rl_training.experiment.tools.dream import dreamer_of, open_loop, over_training, play
+    from rl_training.experiment.tools.dream import open_loop, over_training, play, world_model_of
     from rl_training.reports.dreams import training_curves, write_dreams
 
     agent = load_agent(checkpoint, env, device)
-    dreamer_of(agent)
+    world_model_of(agent)
     folder = Path(video)
     folder.mkdir(parents=True, exist_ok=True)
     episodes = play(agent, num_episodes, context + 4 * horizon, seed)

@@ -32,7 +32,7 @@ class Buffer:
     def add(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any = False, **extra: Any
     ) -> None:
-        """Store one transition of every environment; without a leading axis when there is only one."""
+        """Store one transition of every environment; the leading axis may be missing if there is only one."""
         row = {"obs": obs, "next_obs": next_obs, "actions": action, "rewards": reward, "terminated": terminated,
                "truncated": truncated, **extra}  # fmt: skip
         envs, columns = self.store.num_envs, self.store.row_columns
@@ -132,7 +132,7 @@ class RolloutBuffer(Buffer):
         self, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any = False, **extra: Any
     ) -> None:
         if self.full:
-            raise UserError(f"the rollout already holds its {self.store.rows} steps: call get() first")
+            raise UserError(f"the rollout already has its {self.store.rows} steps: call get() first")
         super().add(obs, action, reward, next_obs, terminated, truncated, **{"valid": True, **extra})
 
     @property
@@ -143,7 +143,7 @@ class RolloutBuffer(Buffer):
     def get(self) -> Batch:
         """All transitions, time-major [T, N, ...]; the buffer is empty afterwards."""
         if not self.full:
-            raise UserError(f"the rollout holds {int(self.data['count'][0, 0])} of its {self.store.rows} steps")
+            raise UserError(f"the rollout has only {int(self.data['count'][0, 0])} of its {self.store.rows} steps")
         rollout = tree_map(torch.clone, self.store.whole(self._one()))
         self.data["count"].zero_()
         return rollout

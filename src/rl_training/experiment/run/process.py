@@ -18,7 +18,7 @@ SMALL_NETWORK = 100_000  # parameters
 
 @contextmanager
 def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a stop; the run then saves and ends. Only the main thread can be told."""
+    """Call `ask` on SIGINT and SIGTERM, so that the run saves and ends. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,5 +1,8 @@
-"""What went wrong first? A NaN dump names the update; the run is trained again up to it, exactly, from its last good
-checkpoint, and that one update is then computed with every operation watched. The run itself is not touched."""
+"""Find the operation that first gave NaN or infinity.
+
+A NaN dump names the update. The run is trained again, exactly, from its last good checkpoint up to that update, and
+then every operation of the update is watched. The run directory is not changed.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +32,20 @@ from rl_training.ops.tree import tree_items
 from rl_training.spec import EnvSource
 
 _PACKAGE = str(Path(__file__).parents[2])
-_MASKS = (
-    "full",
-    "full_like",
-    "masked_fill",
-    "masked_fill_",
-    "fill_",
-    "where",
-    "scalar_tensor",
-    "_to_copy",
-)  # -inf meant
+# Operations that give -inf on purpose, as masks do.
+_MASKS = ("full", "full_like", "masked_fill", "masked_fill_", "fill_", "where", "scalar_tensor", "_to_copy")
 Step = Callable[[TrainState, dict[str, Tensor], Tensor], tuple[TrainState, Aux]]
 
 
 class _Reached(Exception):
-    """The replay has arrived: the state, the batch and the key of the update in question."""
+    """Raised when the replay reaches the update, with the arguments of its step."""
 
     def __init__(self, step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> None:
         self.step, self.train, self.batch, self.key = step, train, batch, key
 
 
 class FirstNonFinite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers the first operation that made NaN or infinity out of finite numbers."""
+    """Remembers the first operation that gave NaN or infinity for finite inputs."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -73,7 +68,7 @@ def finite(x: Tensor) -> bool:
 
 
 def _place() -> dict[str, str]:
-    """The innermost line of this library that is at work, and what it is about."""
+    """The innermost line of this library on the stack, and whether it computes loss, gradient or parameters."""
     frames = [f for f in traceback.extract_stack() if f.filename.startswith(_PACKAGE) and f.filename != __file__]
     if not frames:
         return {"kind": "loss", "place": "", "code": ""}
@@ -88,14 +83,14 @@ def _place() -> dict[str, str]:
 
 
 def replay_crash(dump: str | Path, *, env: EnvSource | None = None) -> dict[str, Any]:
-    """Where the update of a dump broke: operation, line, and which tensors were non-finite before and after."""
+    """What went wrong in the update of a dump: operation, line, and which tensors were not finite before and after."""
     dump = Path(dump)
     note = _read_note(dump)
     run_dir = dump.resolve().parent
     reached = _replay(run_dir, note["seed"], env, note["update"])
     update = note["update"]
     if reached is not None and not all(finite(x) for _, x in tree_items(reached.train)):
-        update = _first_bad(run_dir, note["seed"], env)  # the guard looks now and then: it broke before
+        update = _first_bad(run_dir, note["seed"], env)  # the run checks only now and then
         reached = _replay(run_dir, note["seed"], env, update) if update >= 0 else None
     if reached is None:
         return {**note, "reproduced": False}
@@ -103,7 +98,7 @@ def replay_crash(dump: str | Path, *, env: EnvSource | None = None) -> dict[str,
 
 
 def diagnose(step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> dict[str, Any]:
-    """Compute one update and watch it."""
+    """Compute one update and watch every operation."""
     bad_batch = [name for name, x in tree_items(batch, "batch") if not finite(x)]
     with FirstNonFinite() as watch:
         new, aux = step(train, batch, key)
@@ -130,12 +125,12 @@ def _read_note(dump: Path) -> dict[str, Any]:
             note = strict_json(file.read(1 << 20))
         return {"dump": str(dump), "seed": int(note["seed"]), "update": int(note["update"])}
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{dump} is no NaN dump: it must be a nan_dump_... directory inside its run") from None
+        raise UserError(f"{dump} is not a NaN dump: it must be a nan_dump_... directory inside its run") from None
 
 
 @contextmanager
 def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
-    """A copy of the run at its last good checkpoint, or at its start, in a directory of its own."""
+    """A copy of the run at its last good checkpoint, or at its start, in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="rl-training-replay-") as place:
         try:
             good = latest_valid(run_dir)
@@ -152,24 +147,24 @@ def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
 
 
 def _train(trainer: Trainer) -> None:
-    """To the end of the budget, without logging, evaluating or saving: none of them changes training."""
+    """Train to the end of the budget, without logging, evaluating or saving, which do not influence training."""
     total = trainer.config.total_timesteps // trainer.loop.num_envs * trainer.loop.num_envs
     with compute_settings(trainer.algorithm):
         try:
             trainer.loop.advance(total)
             trainer.loop.finish()
-        except (EnvError, NonFiniteError):  # a broken policy may break its environment; the update came before
+        except (EnvError, NonFiniteError):  # NaN actions may make the environment fail after the update
             return
 
 
 def _index(trainer: Trainer, seed: int) -> int:
     if seed not in trainer.seeds:
-        raise UserError(f"the dump is of seed {seed}, but the run has {', '.join(map(str, trainer.seeds))}")
+        raise UserError(f"the dump belongs to seed {seed}, but the run has {', '.join(map(str, trainer.seeds))}")
     return trainer.seeds.index(seed)
 
 
 def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Reached | None:
-    """Train up to an update; None when it is never reached."""
+    """Train up to an update; None if it is never reached."""
     with _trainer(run_dir, env) as trainer:
         index, learner = _index(trainer, seed), trainer.loop.learner
 
@@ -189,14 +184,14 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
 
 @torch.no_grad()
 def _harmless(reached: _Reached) -> bool:
-    """A part of an update that does not complete it, such as a product of TRPO's, and gives finite numbers."""
+    """Does the step give finite numbers without completing an update, such as a curvature product of TRPO?"""
     after, _ = reached.step(reached.train, reached.batch, reached.key)
     same_update = torch.equal(after.step, reached.train.step)
     return same_update and all(finite(x) for _, x in tree_items(after))
 
 
 def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
-    """The first update after which something is not finite; -1 when none is."""
+    """The first update after which something is not finite; -1 if there is none."""
     with _trainer(run_dir, env) as trainer:
         index, learner = _index(trainer, seed), trainer.loop.learner
         last = [int(learner.train.step[index])]

@@ -1,4 +1,4 @@
-"""Does a run of this configuration resume exactly? Trained twice, once cut and continued in a fresh process."""
+"""Check that a run resumes exactly: train twice, once without a break and once continued in a new process."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rl_training.experiment.run.metrics import read_metrics
 from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
 
-MIN_UPDATES = 40  # enough that targets, schedules and priorities have moved
+MIN_UPDATES = 40  # enough for targets, schedules and priorities to change
 _WALL_TIME = ("time", "time/fps")
 
 
 class _Cut(Callback):
-    """Ends a run at a step, by looking after every one."""
+    """Ends a run at a given step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_collect_end(self, trainer: TrainingRun, result: dict[str, Any]) -> None:
         if result["env_steps"] >= self.step:
-            trainer.request_stop("cut here to be resumed")
+            trainer.request_stop("interrupted in order to be resumed")
 
 
 def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str, Any]:
-    """`identical`, or the names of what differs."""
+    """`identical`, or the names of everything that differs."""
     config = config.resolved()
     steps = steps or min(config.total_timesteps, _short(config))
     with tempfile.TemporaryDirectory(prefix="rl-training-resume-") as place:
@@ -49,7 +49,7 @@ def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str,
         first = start("cut", [_Cut(steps // 2)])
         cut = first.summary["env_steps"]
         if first.status != "stopped" or cut >= whole.summary["env_steps"]:
-            raise UserError(f"{steps} steps are too few to cut a run of this configuration; give more with -n")
+            raise UserError(f"{steps} steps are too few to interrupt a run of this configuration; pass a larger -n")
         restored = resume_in_fresh_process(first.run_dir, config.env_id)
         expected, found = digests(whole.run_dir), digests(first.run_dir)
     names = sorted(expected.keys() | found.keys())
@@ -69,17 +69,17 @@ def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str,
 
 
 def resume_in_fresh_process(run_dir: Path, env_id: str) -> str:
-    """Complete the run; how its environments were restored."""
+    """Complete the run; returns how its environments were restored."""
     command = [sys.executable, "-m", "rl_training.experiment.tools.verify_resume", str(run_dir), env_id]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or [f"status {done.returncode}"]
-        raise UserError(f"the run could not be resumed in a fresh process: {last[0].strip()}")
+        raise UserError(f"the run could not be resumed in a new process: {last[0].strip()}")
     return str(json.loads(done.stdout.splitlines()[-1])["env_restored"])
 
 
 def _short(config: TrainConfig) -> int:
-    """The shortest budget, in doublings, that takes enough updates."""
+    """The smallest budget 64, 128, 256, ... that has enough updates."""
     run, steps = plan_run(config), 64
     while steps < config.total_timesteps and run.loop.planned_updates(run.hyper, steps, run.num_envs) < MIN_UPDATES:
         steps *= 2
@@ -87,7 +87,7 @@ def _short(config: TrainConfig) -> int:
 
 
 def digests(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of every tensor of the last checkpoint, of its counters, and of the metric log without wall times."""
+    """SHA-256 of every tensor of the last checkpoint, of its counters, and of the metric log without times."""
     checkpoint = load_checkpoint(latest_valid(run_dir))
     out = {}
     for stem, tensors in checkpoint.tensors.items():
