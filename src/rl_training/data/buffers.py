@@ -45,9 +45,9 @@ class Buffer:
             return tensor.reshape(1, envs, *shape) if tensor.numel() != 1 else tensor.expand(1, envs, *shape)
 
         def fit(column: Any, value: Any) -> Any:
-            return (
-                {k: fit(column[k], value[k]) for k in column} if isinstance(column, dict) else shaped(column[0], value)
-            )
+            if isinstance(column, dict):
+                return {k: fit(column[k], value[k]) for k in column}
+            return shaped(column[0], value)
 
         rows = {name: fit(columns[name], value) for name, value in row.items()}
         self.store.write(self.data, rows, torch.ones((1, envs), dtype=torch.bool, device=self.device))

@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,7 @@ def format_of(path: str | Path) -> str:
 
 def read_dataset(path: str | Path, kind: str | None = None) -> TransitionDataset:
     kind = kind or format_of(path)
-    readers: dict[str, Callable[[Path], TransitionDataset]] = {
-        "npz": _read_npz,
-        "hdf5": _read_hdf5,
-        "minari": _read_minari,
-    }
+    readers = {"npz": _read_npz, "hdf5": _read_hdf5, "minari": _read_minari}
     return readers[kind](Path(path).expanduser())
 
 

@@ -162,9 +162,8 @@ class DreamReplay(RecurrentReplay):
             return
         env, slot = indices // each, indices % each  # [S, B]
         places = (slot.unsqueeze(-1) + torch.arange(1, ahead + 1, device=device)) % each  # [S, B, K]
-        where = (
-            places.unsqueeze(-1) - slot[:, None, None] - 1
-        ) % each  # the same place in every sequence: [S, B, K, B]
+        # The same place in every sequence: [S, B, K, B]
+        where = (places.unsqueeze(-1) - slot[:, None, None] - 1) % each
         holds = (where < ahead) & (env.unsqueeze(-1) == env.unsqueeze(-2)).unsqueeze(-2)
         last = torch.where(holds, torch.arange(batch, device=device), 0).amax(-1)
         source = last * ahead + where.gather(-1, last.unsqueeze(-1)).squeeze(-1)

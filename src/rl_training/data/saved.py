@@ -7,40 +7,31 @@ is everything else that a storage keeps: counts, priorities, recurrent states. O
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from rl_training.data.dataset import REQUIRED
-from rl_training.data.storage import Columns, Data
+from rl_training.data.storage import Data, Storage
 from rl_training.ops.tree import fill, tree_items
 
 ROWS, INDEX = "rows", "index"
 
 
-class Saveable(Protocol):
-    """What saving needs to know of a storage."""
-
-    columns: Columns
-    num_envs: int
-
-    def written(self, data: Data, count: int | None = None) -> Data: ...
-
-
-def saved_tensors(store: Saveable, data: Data, count: int | None = None) -> dict[str, Tensor]:
+def saved_tensors(store: Storage, data: Data, count: int | None = None) -> dict[str, Tensor]:
     """The stored data by name: as it is now, or as it will be when an environment has stored `count` rows."""
     rows, index = _parts(store, store.written(data, count))
     return {**dict(tree_items(rows, ROWS)), **dict(tree_items(index, INDEX))}
 
 
-def restore(store: Saveable, data: Data, tensors: dict[str, Tensor]) -> None:
+def restore(store: Storage, data: Data, tensors: dict[str, Tensor]) -> None:
     """Copy saved tensors into `data`."""
     for part, prefix in zip(_parts(store, data), (ROWS, INDEX)):
         fill(part, tensors, prefix, envs=store.num_envs)
 
 
-def _parts(store: Saveable, data: Data) -> tuple[Data, Data]:
+def _parts(store: Storage, data: Data) -> tuple[Data, Data]:
     """(the columns, everything else)"""
     rows = {name: value for name, value in data.items() if name in store.columns}
     return rows, {name: value for name, value in data.items() if name not in store.columns}

@@ -161,9 +161,8 @@ class RecurrentReplay(Storage):
         starts = ~known | data["terminated"][before] | data["truncated"][before]
         batch["is_first"] = torch.cat([starts, (terminated | truncated)[:, :-1]], -1)
         batch["mask"] = mask
-        ahead = torch.arange(self.length, device=env.device).unsqueeze(-1) + torch.arange(
-            self.n_step, device=env.device
-        )  # [L, n]
+        steps = torch.arange(self.length, device=env.device).unsqueeze(-1)
+        ahead = steps + torch.arange(self.n_step, device=env.device)  # [L, n]
         inside = ahead.clamp(max=self.length - 1)
         available = mask[:, inside] & (ahead < self.length)
         batch["rewards"], batch["discounts"], last = n_step_window(

@@ -29,12 +29,8 @@ def page(data: Mapping[str, Any], title: str) -> str:
         top = f"<section><h2>{escape(heading)}</h2>{_legend(section, colours)}{_table(head, rows)}"
         body.append(f"{top}{_plots(section, data, colours)}{_matrix(section)}</section>")
     body.append(f"<footer>{_EXPLAINED}</footer>")
-    style = (
-        _file("page.css")
-        + svg.PLOT_CSS
-        + svg.colour_css(svg.LIGHT)
-        + f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
-    )
+    dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
+    style = _file("page.css") + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

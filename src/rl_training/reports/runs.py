@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.experiment.run.config import read_config
+from rl_training.experiment.run.config import flat, read_config
 from rl_training.experiment.run.metrics import FILE, read_metrics
 from rl_training.experiment.run.run_dir import read_status
 from rl_training.experiment.run.stats import Array
@@ -134,18 +134,9 @@ def _read(path: Path) -> Run:
     for number, record in enumerate(records, start=1):
         if not all(isinstance(record.get(key), int | float) for key in ("step", "time")):
             raise UserError(f"{path / FILE} is damaged: line {number} has no step and time")
-    settings = {key: value for key, value in config.items() if key not in _IRRELEVANT}
-    return Run(path, algo, env_id, tuple(seeds), dict(_flat(settings)), records)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Settings with dotted names; those of the algorithm have no prefix."""
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            yield from _flat(value, "" if name == "algo_kwargs" else f"{name}.")
-        else:
-            yield name, json.dumps(value, default=str)
+    relevant = flat({key: value for key, value in config.items() if key not in _IRRELEVANT})
+    settings = {k.removeprefix("algo_kwargs."): json.dumps(value, default=str) for k, value in relevant.items()}
+    return Run(path, algo, env_id, tuple(seeds), settings, records)
 
 
 def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -211,6 +211,15 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names: {"a": {"b": 1}} as {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping) and value
+        out |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return out
+
+
 def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes: Any) -> TrainConfig:
     """A TrainConfig from a preset name, a path or a mapping, with changes applied to it."""
     base: Mapping[str, Any] = {}

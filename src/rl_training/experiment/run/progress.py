@@ -46,12 +46,9 @@ class Progress:
             self._open_live()
 
     def update(
-        self,
-        step: int,
-        score: float | None = None,
-        interval: tuple[float, float] | None = None,
+        self, step: int, score: float | None = None, interval: tuple[float, float] | None = None,
         text: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Set what is shown; redraw if enough time has passed or the phase is new."""
         if not self._enabled:
             return

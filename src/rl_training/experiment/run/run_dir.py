@@ -122,12 +122,8 @@ def _now() -> str:
 
 
 def _host(device: str) -> dict[str, Any]:
-    host: dict[str, Any] = {
-        "os": platform.system(),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "gpu": None,
-    }
+    host: dict[str, Any] = {"os": platform.system(), "machine": platform.machine(), "cpu_count": os.cpu_count()}
+    host["gpu"] = None
     if device.startswith("cuda"):  # reading the name initialises CUDA, which a CPU run must not do
         import torch
 

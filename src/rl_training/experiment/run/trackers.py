@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from rl_training.errors import UserError
 from rl_training.experiment.run.atomic import atomic_write_json, read_json_object
+from rl_training.experiment.run.config import flat
 
 PROJECT = "rl-training"
 FILE = "trackers.json"  # the trackers' own ids of the run, so that a resumed run continues them
@@ -75,7 +76,7 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         self.id = self._client.create_run(number, run_name=name).info.run_id
-        for key, value in _flat(config).items():
+        for key, value in flat(config).items():
             self._client.log_param(self.id, key, str(value)[:500])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -206,11 +207,3 @@ def check_trackers(names: Sequence[str], *, required: bool) -> None:
 
 def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        out.update(_flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
-    return out

@@ -1,4 +1,4 @@
-"""One run, from a config to a result: run directory, logging, evaluation, checkpoints, signals, exact resume."""
+"""One run, from configuration to result: run directory, logging, evaluation, checkpoints, signals, exact resume."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from rl_training.spec import EnvSource
 
 
 class Trainer:
-    """Drives a loop between events (log, evaluate, save); all of them at multiples of their interval."""
+    """Runs a training loop and logs, evaluates and saves at multiples of the configured intervals."""
 
     def __init__(
         self, config: TrainConfig, *, env: EnvSource | None = None, callbacks: Sequence[Callback] = (),
         progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
         check_every: int | None = None,
     ) -> None:  # fmt: skip
-        """`check_every`: steps between looks at signals and callbacks; none: about twice a second."""
+        """`check_every`: steps between checks for signals and callbacks; none: about twice a second."""
         self.plan = plan = plan_run(config)
         self.config = config = plan.config
         self.device, self.seeds = plan.device, config.all_seeds
@@ -115,7 +115,7 @@ class Trainer:
         self._stop = self._stop or reason
 
     def agent(self, seed: int | None = None) -> Agent:
-        """The policy as it is now."""
+        """An agent with the current policy."""
         return Agent(self.algorithm, self.loop.learner.train, self.config, seed=seed, env=self.env)
 
     # --- resume ----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Trainer:
             return self._run()
 
     def close(self) -> None:
-        """Close the environments; `run` does it by itself."""
+        """Close the environments. `run` does this when it ends."""
         self.envs.close()
         self.evaluator.close()
 

@@ -87,11 +87,6 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
             kept[key] = value["start"] if scheduled else value
     shared = ("seed", "seeds", "env_kwargs", "eval_episodes", "eval_deterministic")
     base = {field: getattr(config, field) for field in shared}
-    base |= {
-        "env_id": safe_env_id(config.env_id),
-        "algo": name,
-        "init_from": str(found),
-        "algo_kwargs": kept,
-        "total_timesteps": total_timesteps,
-    }
+    base |= {"env_id": safe_env_id(config.env_id), "algo": name, "init_from": str(found), "algo_kwargs": kept}
+    base["total_timesteps"] = total_timesteps
     return TrainConfig(**merge(base, changes))

@@ -61,11 +61,8 @@ class Sweep:
             first = seen.setdefault(json.dumps(config, sort_keys=True), name)
             if first != name:
                 raise UserError(f"{first} and {name} of this sweep are the same run; list each value only once")
-        self.plan = {
-            "format": FORMAT,
-            "schema": 1,
-            "trials": [{"name": n, "config": c} for n, c in zip(names, plain)],
-        }
+        trials = [{"name": name, "config": config} for name, config in zip(names, plain)]
+        self.plan = {"format": FORMAT, "schema": 1, "trials": trials}
 
     def run(
         self, workers: int = 1, *, retries: int = RETRIES, retry_failed: bool = False,

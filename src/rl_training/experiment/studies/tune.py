@@ -194,20 +194,15 @@ def open_study(directory: Path, *, create: bool = False) -> Any:
     path = directory / STORAGE
     if not create and not path.is_file():
         raise UserError(f"{directory} does not contain a tuning study: it has no {STORAGE}")
-    storage = f"sqlite:///{path.absolute()}"
-    pruner = library.pruners.MedianPruner(n_startup_trials=_STARTUP)
-    sampler = library.samplers.RandomSampler(seed=0)  # replaced where trials are drawn
+    options = {
+        "storage": f"sqlite:///{path.absolute()}", "study_name": NAME,
+        "pruner": library.pruners.MedianPruner(n_startup_trials=_STARTUP),
+        "sampler": library.samplers.RandomSampler(seed=0),  # replaced where trials are drawn
+    }  # fmt: skip
     try:
         if create:
-            return library.create_study(
-                storage=storage,
-                study_name=NAME,
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruner,
-                sampler=sampler,
-            )
-        return library.load_study(storage=storage, study_name=NAME, pruner=pruner, sampler=sampler)
+            return library.create_study(direction="maximize", load_if_exists=True, **options)
+        return library.load_study(**options)
     except Exception as error:  # SQLAlchemy raises many kinds of errors for a file that is not a database
         if type(error).__module__.startswith(("sqlalchemy", "sqlite3", "optuna")) or isinstance(error, KeyError):
             raise UserError(f"{path} cannot be read as a study: {' '.join(str(error).split())[:200]}") from None
@@ -266,19 +261,12 @@ def report(directory: str | Path) -> dict[str, Any]:
     rows = []
     for trial in study.get_trials(deepcopy=False):
         state = trial_state(directory / "trials" / f"trial_{trial.number:04d}")
-        params = {
-            k: from_choice(plan["space"][k], v) if k in plan["space"] else v for k, v in trial.params.items()
-        }  # fmt: skip
-        rows.append(
-            {
-                "number": trial.number,
-                "state": trial.state.name.lower(),
-                "mean_return": trial.value if trial.state.name == "COMPLETE" else None,
-                "params": params,
-                "evaluations": {str(step): value for step, value in sorted(trial.intermediate_values.items())},
-                "error": state.error,
-            }
-        )
+        params = {k: from_choice(plan["space"][k], v) if k in plan["space"] else v for k, v in trial.params.items()}
+        rows.append({
+            "number": trial.number, "state": trial.state.name.lower(), "params": params, "error": state.error,
+            "mean_return": trial.value if trial.state.name == "COMPLETE" else None,
+            "evaluations": {str(step): value for step, value in sorted(trial.intermediate_values.items())},
+        })  # fmt: skip
     best = best_trial(study)
     final = summary_of(trial_state(directory / "final" / f"trial_{best.number:04d}")) if best is not None else {}
     done = final.get("status") in ("completed", "stopped")

@@ -76,10 +76,7 @@ class Policy(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         params = {name: dict(module.named_parameters()) for name, module in self.networks.items()}
         state = self.state._replace(params=params)  # type: ignore[arg-type]  # a Net takes either form
-        recurrent, key = (
-            self.algorithm.recurrent,
-            torch.zeros((), dtype=torch.int64),
-        )  # no exploration: nothing is drawn
+        recurrent, key = self.algorithm.recurrent, torch.zeros((), dtype=torch.int64)  # nothing is drawn with the key
         carry = inputs[-1] if recurrent else self.algorithm.init_carry(1)  # else exploration noise, not used either
         carry, action, _ = self.algorithm.select_action(state, carry, self._encoded(inputs), key, explore=False)
         return (self._decoded(action), carry) if recurrent else (self._decoded(action),)

@@ -213,11 +213,8 @@ class Linter:
             return
         limit = env.spec.max_episode_steps if env.spec else None
         lengths = {len(e.rewards) for e in ended}
-        if (
-            limit
-            and any(e.terminated and not e.truncated and len(e.rewards) == limit for e in ended)
-            and len(ended) > 1
-        ):
+        at_limit = [e.terminated and not e.truncated and len(e.rewards) == limit for e in ended]
+        if limit and any(at_limit) and len(ended) > 1:
             self.problem(
                 "truncation", f"episodes end as terminated at the time limit of {limit}",
                 "return truncated=True instead: the value after a time limit must be bootstrapped",

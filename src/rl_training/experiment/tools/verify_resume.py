@@ -55,17 +55,10 @@ def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str,
     names = sorted(expected.keys() | found.keys())
     different = [name for name in names if expected.get(name) != found.get(name)]
     return {
-        "algo": config.algo,
-        "env_id": config.env_id,
-        "seeds": list(config.all_seeds),
-        "steps": whole.summary["env_steps"],
-        "cut_at": cut,
-        "gradient_steps": whole.summary["gradient_steps"],
-        "environments": restored,
-        "compared": len(names),
-        "identical": not different,
-        "different": different,
-    }
+        "algo": config.algo, "env_id": config.env_id, "seeds": list(config.all_seeds),
+        "steps": whole.summary["env_steps"], "cut_at": cut, "gradient_steps": whole.summary["gradient_steps"],
+        "environments": restored, "compared": len(names), "identical": not different, "different": different,
+    }  # fmt: skip
 
 
 def resume_in_fresh_process(run_dir: Path, env_id: str) -> str:

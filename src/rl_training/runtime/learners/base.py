@@ -8,6 +8,7 @@ Every tensor has a leading seed axis S; algorithms never see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,15 +268,12 @@ class Learner:
     def before_each_step(self, hook: Callable[..., None]) -> None:
         """From now on, call `hook(phase, *inputs)` before each step of a phase; `inputs` are for `next_step`."""
 
-        def hooked(phase: Phase, run: Callable[..., Any]) -> Callable[..., Any]:
-            def call(tree: dict[str, Any], *inputs: Any) -> Any:
-                hook(phase, *inputs)
-                return run(tree, *inputs)
-
-            return call
+        def hooked(phase: Phase, run: Callable[..., Any], tree: dict[str, Any], *inputs: Any) -> Any:
+            hook(phase, *inputs)
+            return run(tree, *inputs)
 
         kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
-        self._steps = {name: hooked(kinds[name], run) for name, run in self._steps.items()}
+        self._steps = {name: partial(hooked, kinds[name], run) for name, run in self._steps.items()}
 
     def next_step(self, index: int, phase: Phase, *inputs: Any) -> tuple[TrainState, Batch, Tensor]:
         """The arguments of the next call of `phase.step`, for one seed."""

@@ -1,4 +1,4 @@
-"""The device side of offline training: updates on a dataset, several of them in one call if wanted."""
+"""The device side of offline training: updates on a dataset, one or several in a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rl_training.runtime.learners.replay import ReplayLearner
 
 
 class OfflineLearner(ReplayLearner):
-    """`ReplayLearner` whose replay is a dataset: nothing is stored, and the schedules follow the gradient steps."""
+    """A `ReplayLearner` that samples from a dataset. Nothing is stored; schedules follow the gradient steps. The last
+    phase of the algorithm is the update that the step counter counts."""
 
     def __init__(self, algorithm: Algorithm[Any], seeds: Sequence[int], horizon: int, executor: Executor) -> None:
         if algorithm.dataset is None:
@@ -31,8 +32,8 @@ class OfflineLearner(ReplayLearner):
         raise UserError(f"{self.algorithm.name} takes several updates at once, which cannot be replayed one by one")
 
     def repeated(self, due: tuple[bool, ...]) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
-        """Several updates as one function, so one graph; `due` says which of them learn everything, not only what
-        learns between two of those (a delayed policy)."""
+        """Several updates as one function, and so one graph. `due` says which of them are complete updates; the others
+        leave out what learns less often (a delayed policy)."""
         kinds = [self.update_of(kind) for kind in self.phases[-1].kinds.values()]
         steps = [kinds[not whole] for whole in due]
 
@@ -48,7 +49,7 @@ class OfflineLearner(ReplayLearner):
         return update
 
     def call(self, name: str) -> dict[str, Tensor]:
-        """The next update, or the next `updates` as one."""
+        """Run the next "update", or the next block of "updates"."""
         if self._steps_taken is None:
             self._steps_taken = int(self.train.step.flatten()[0])
         first, period = self._steps_taken, self.phases[-1].period
