@@ -47,7 +47,7 @@ class EveryStep(Cut):
     """Returns from the loop at every step, so that the cut is exact."""
 
     def on_train_start(self, trainer: Trainer) -> None:
-        trainer._soon = lambda step: step + trainer.loop.num_envs  # type: ignore[method-assign]
+        trainer._next_check = lambda step: step + trainer.loop.num_envs  # type: ignore[method-assign]
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ class Bookkeeping(Callback):
                 self.checked += 1
 
     def on_train_start(self, trainer: Trainer) -> None:
-        trainer._soon = lambda step: step + trainer.loop.num_envs  # type: ignore[method-assign]
+        trainer._next_check = lambda step: step + trainer.loop.num_envs  # type: ignore[method-assign]
 
 
 def test_every_episode_is_scored_for_its_own_member(tmp_path: Path) -> None:

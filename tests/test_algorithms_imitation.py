@@ -328,10 +328,10 @@ def test_phases_mix_the_rollout_with_the_expert_and_clone_once(tmp_path: Path) -
     learner: Any = run.loop.learner
     run.loop.advance(32)
     assert run.loop.gradient_steps == 2 * 2 + 2 + 40  # epochs x minibatches, discriminator, cloning
-    batch = learner.minibatch(learner.phases[1], {**learner.scratch["rollout"], "offset": torch.tensor([0])})
-    assert batch["labels"][0].tolist() == [0.0] * 16 + [1.0] * 16
+    _, batch, _ = learner.next_step(0, learner.phases[1], {**learner.scratch["rollout"], "offset": torch.tensor([0])})
+    assert batch["labels"].tolist() == [0.0] * 16 + [1.0] * 16
     known = {tuple(row) for row in dataset.obs.tolist()}
-    assert [tuple(row) in known for row in batch["states"][0].tolist()] == [False] * 16 + [True] * 16
+    assert [tuple(row) in known for row in batch["states"].tolist()] == [False] * 16 + [True] * 16
     agent = run.agent()
     chosen = agent.predict(dataset.obs)
     assert (chosen == left).mean() > 0.9  # the policy is the expert's by now

@@ -147,13 +147,13 @@ def test_a_valid_one_is_never_overwritten_and_a_damaged_one_is_moved_aside(tmp_p
 
 
 @pytest.mark.parametrize("name", ["step_5", "step_000000000005/..", "last", "step_00000000000x", "best"])
-def test_only_checkpoint_names(tmp_path: Path, name: str) -> None:
+def test_only_checkpoint_names_are_accepted(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="not a checkpoint name"):
         ck.save_checkpoint(tmp_path, name, tensors={}, meta={})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unstorable_input_leaves_nothing(tmp_path: Path) -> None:
+def test_input_that_cannot_be_stored_leaves_no_files(tmp_path: Path) -> None:
     bad: list[tuple[dict, dict]] = [
         ({"s": {"x": torch.ones(1, dtype=torch.complex64)}}, {}),
         ({"s": {"x": torch.ones(2).to_sparse()}}, {}),
@@ -240,7 +240,7 @@ def test_prune_removes_nothing_when_the_newest_is_damaged(tmp_path: Path) -> Non
     assert len(ck.list_checkpoints(tmp_path)) == 4
 
 
-def test_leftovers_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path) -> None:
+def test_leftovers_are_removed_only_if_their_writer_is_dead(tmp_path: Path) -> None:
     run = tmp_path / "run"
     path = save(run / "checkpoints", 1)
     dead, alive = (temporary_sibling(path.with_name(f"step_00000000000{k}")) for k in (2, 3))
@@ -261,7 +261,7 @@ def test_leftovers_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path
     ck.clean_leftovers(tmp_path / "nowhere")
 
 
-def test_a_fresh_process_reads_it(tmp_path: Path) -> None:
+def test_a_new_process_can_read_a_checkpoint(tmp_path: Path) -> None:
     path = save(tmp_path, 3, meta={"k": [1, 2]})
     code = (
         "import sys; from rl_training.experiment.run.checkpoint import load_checkpoint as load\n"

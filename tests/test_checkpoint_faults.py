@@ -152,7 +152,7 @@ def test_repeated_kills_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["kill", "ENOSPC"])
 @pytest.mark.parametrize("operation", ["file.write", "file.fsync", "file.rename", "file.parentsync"])
-def test_small_files_are_old_or_new(tmp_path: Path, operation: str, fault: str) -> None:
+def test_small_files_have_the_old_or_the_new_content(tmp_path: Path, operation: str, fault: str) -> None:
     for side in ("before", "after"):
         path = tmp_path / side
         atomic.atomic_write_json(path, {"v": 1})

@@ -49,7 +49,7 @@ def test_make_inspect_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("make", "-o", "x.npz", "--level", "medium"), "needs --env"),
         (("make", "-o", "x.npz", "--level", "mediun", "--env", "Pendulum-v1"), "Did you mean 'medium'"),
         (("make", "-o", "x.npz", "--level", "medium", "--env", "Acrobot-v1"), "no agent is known"),
-        (("make", "-o", "x.npz"), "give env_id"),
+        (("make", "-o", "x.npz"), "set env_id"),
         (("make", "-o", ".", "--env", "Pendulum-v1"), "already exists"),
     ],
 )

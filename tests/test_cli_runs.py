@@ -134,7 +134,7 @@ def test_resume_continues_where_the_run_ended(cli, tmp_path):
     assert cli("train", *PPO, "-n", 256, "-o", tmp_path).status == 0
     run = next(tmp_path.iterdir())
     bad(cli("resume", "--run", run), "256", "--total-timesteps")
-    bad(cli("resume", "--checkpoint", run / "best", "-n", 512), "policy only")
+    bad(cli("resume", "--checkpoint", run / "best", "-n", 512), "contains only a policy")
     result = cli("resume", "--run", run, "-n", "512", "--no-progress", "--json")
     assert result.status == 0
     assert json.loads(result.out)["env_steps"] == 512

@@ -63,7 +63,7 @@ def test_large_arrays_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert_equal(mapped, dataset)
 
 
-def test_mixed_observations_round_trip_through_npz(tmp_path: Path) -> None:
+def test_dict_observations_round_trip_through_npz(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (12, 1, 8, 8), dtype=np.uint8)
     obs = {"image": image, "vector": np.ones((12, 2), np.float32)}
     dataset = made(obs=obs, next_obs=obs)
@@ -123,7 +123,7 @@ def test_mix_by_ratio_joins_at_episode_ends(tmp_path: Path) -> None:
 RANDOM = {"kind": "random", "env_id": "Pendulum-v1", "size": 450}
 
 
-def test_same_recipe_same_hash() -> None:
+def test_the_same_recipe_has_the_same_hash() -> None:
     first, again = load_transition_dataset(**RANDOM), load_transition_dataset(**RANDOM)
     assert len(first) == 450
     assert first.content_hash() == again.content_hash()
@@ -175,7 +175,7 @@ def test_discrete_actions_keep_their_type() -> None:
     env = make_env("Acrobot-v1")
     spec = make_spec("Acrobot-v1", env.observation_space, env.action_space)
     data = made(discrete=True, obs=np.zeros((12, 6), np.float32), next_obs=np.zeros((12, 6), np.float32))
-    with pytest.raises(UserError, match="go from 0 to 3"):
+    with pytest.raises(UserError, match="range from 0 to 3"):
         data.encoded(spec, env.observation_space, env.action_space)
     fine = data.map_rows(lambda x: x)
     fine = TransitionDataset(**{**fine.columns(), "actions": fine.actions % 3})
@@ -200,9 +200,9 @@ GOOD = made().columns()
         ({"kind": "policy"}, "path or train"),
         ({"kind": "rondom"}, "'random'"),
         ({"kind": "random", "sizes": 3}, "Did you mean 'size'"),
-        ({"kind": "random"}, "give env_id"),
+        ({"kind": "random"}, "set env_id"),
         ({"kind": "random", "env_id": "evil:Env-v0"}, "env_id"),
-        ({"kind": "npz", "path": "x", "ratio": [1.0]}, "ratio belongs to mix"),
+        ({"kind": "npz", "path": "x", "ratio": [1.0]}, "ratio can only be used with mix"),
     ],
 )
 def test_bad_recipes(recipe: dict[str, Any], message: str) -> None:
@@ -229,7 +229,7 @@ def test_bad_files(tmp_path: Path, changes: dict[str, Any], message: str) -> Non
     assert str(error.value).count("bad.npz") == 1
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "dumps", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(UserError, match="No space left"):
         write_dataset(made(), tmp_path / "new-v0", "minari")

@@ -91,11 +91,11 @@ def test_errors_of_a_known_model(drift: float) -> None:
 def test_horizon_beyond_the_end_and_context_too_long() -> None:
     loop = open_loop(agent(Walk(0.0)), episodes(8), context=4, horizon=50)
     assert len(loop.error["vector"]) == 1 + 5
-    with pytest.raises(UserError, match="Test-v0 have 8 steps here; a context of 9 leaves nothing to predict"):
+    with pytest.raises(UserError, match="Test-v0 have 8 steps, so a context of 9 leaves nothing to predict"):
         open_loop(agent(Walk(0.0)), episodes(8), context=9, horizon=5)
 
 
-def test_png_is_what_the_standard_says() -> None:
+def test_png_follows_the_standard() -> None:
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
     data = png(image)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -150,7 +150,7 @@ def test_images(capsys: Any, pixels: Path, tmp_path: Path) -> None:
     assert "image (RMSE / 255)" in out
 
 
-def test_strip_shows_what_was_seen_and_what_was_not() -> None:
+def test_strip_marks_observed_and_predicted_frames() -> None:
     """True frames above, the model's in the middle with a green or red border, their difference below."""
     true = np.zeros((6, 1, 3, 8, 8), np.float32)
     true[:, 0, 0] = np.arange(6)[:, None, None] * 40.0
@@ -183,5 +183,5 @@ def test_an_agent_without_a_world_model(capsys: Any, tmp_path: Path) -> None:
     checkpoint = Trainer(config_for("dqn", tmp_path), progress=False).run().run_dir
     status, out, err = run(capsys, "dream", "--checkpoint", checkpoint, "--video", tmp_path / "x")
     assert (status, out) == (2, "")
-    assert err == "error: dqn has no world model to look into: dream needs a checkpoint of dreamer\n"
+    assert err == "error: dqn has no world model; dream needs a checkpoint of dreamer\n"
     assert not (tmp_path / "x").exists()

@@ -150,7 +150,7 @@ def test_sequences_not_yet_sampled_come_first(length: int, period: int) -> None:
         assert found[::-1][: len(expected)] == expected
 
 
-def test_every_row_is_learned_from_once_by_the_queue_alone() -> None:
+def test_the_queue_gives_every_row_once() -> None:
     both = Both(2, 400, 6, 2)
     both.feed(6)
     seen = []
@@ -192,7 +192,7 @@ def test_recent_share_of_a_batch_is_recent() -> None:
     assert min(numbers[100:]) < held[len(held) // 4]
 
 
-def test_queued_sequences_replace_uniform_rows_before_recent_ones() -> None:
+def test_queued_sequences_replace_uniform_ones_before_recent_ones() -> None:
     both = Both(1, 400, 6, 2, recent=0.5)
     both.feed(200)
     while both.reference.queue(8):
@@ -205,7 +205,7 @@ def test_queued_sequences_replace_uniform_rows_before_recent_ones() -> None:
     assert min(number for _, number in found[:5]) >= held[-1] - (held[-1] - held[0]) // 10
 
 
-def test_invalid_rows_are_overwritten_and_lost_episodes_end() -> None:
+def test_invalid_rows_and_lost_episodes() -> None:
     store = DreamReplay(SPEC, 40, 1, length=3, period=1, state=STATE)
     data = store.init(1, torch.device("cpu"))
 
@@ -319,7 +319,7 @@ def test_state_dict_continues_exactly() -> None:
     ("options", "message"),
     [
         ({"capacity": 8, "length": 7, "period": 2}, "need 9; raise buffer_size"),
-        ({"capacity": 40, "length": 6, "period": 7}, "begin every 1 to 6 steps, not every 7"),
+        ({"capacity": 40, "length": 6, "period": 7}, "start every 1 to 6 steps, not every 7"),
     ],
 )
 def test_bad_sizes(options: dict[str, int], message: str) -> None:
@@ -327,7 +327,7 @@ def test_bad_sizes(options: dict[str, int], message: str) -> None:
         DreamReplayBuffer(SPEC, state=STATE, **options)  # type: ignore[arg-type]
 
 
-def test_sampling_before_one_whole_sequence_is_refused() -> None:
+def test_sampling_before_a_sequence_is_complete_is_an_error() -> None:
     both = Both(length=6)
     both.feed(2)
     with pytest.raises(UserError, match="a sequence has 6 steps; only"):

@@ -220,7 +220,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "seed 5 is not in this checkpoint" in capsys.readouterr().err
 
 
-def test_export_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_that_cannot_be_exported_give_a_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = agent_for(config_for("dqn", tmp_path))
     for name, words in (("model.bin", "must end with .onnx"), ("no/model.onnx", "does not exist"), ("d.onnx", "is a")):
         (tmp_path / "d.onnx").mkdir(exist_ok=True)
@@ -238,7 +238,7 @@ def test_export_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac"])
-def test_a_file_that_is_not_the_policy_is_not_written(
+def test_a_file_that_differs_from_the_policy_is_not_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail: a graph with one weight changed is refused, and an older file stays."""

@@ -44,7 +44,7 @@ def online_config(offline_run: Path, folder: Path, **changes: Any) -> Any:
     return fine_tune_config(offline_run, 60, **{**fixed, "algo_kwargs": kwargs, **changes})
 
 
-def test_networks_are_copied_and_counters_start_at_zero(offline_run: Path, tmp_path: Path) -> None:
+def test_networks_are_taken_over_and_the_step_counter_is_not(offline_run: Path, tmp_path: Path) -> None:
     config = online_config(offline_run, tmp_path)
     assert config.algo == "iql_online"
     assert config.algo_kwargs["dataset"]["reward_scale"] == 0.1
@@ -59,14 +59,14 @@ def test_networks_are_copied_and_counters_start_at_zero(offline_run: Path, tmp_p
     trainer.envs.close()
 
 
-def test_each_seed_starts_from_its_own_seed_or_the_only_one() -> None:
+def test_each_seed_starts_from_its_own_agent() -> None:
     assert _rows("run", [7], [1, 2]) == [0, 0]
     assert _rows("run", [3, 4, 5], [5, 3]) == [2, 0]
-    with pytest.raises(UserError, match="seed 9 is not"):
+    with pytest.raises(UserError, match="it has no agent for seed 9"):
         _rows("run", [3, 4], [3, 9])
 
 
-def test_the_policy_acts_from_the_first_step_on(offline_run: Path, tmp_path: Path) -> None:
+def test_the_policy_acts_from_the_first_step(offline_run: Path, tmp_path: Path) -> None:
     trainer = Trainer(online_config(offline_run, tmp_path), progress=False)
     asked = []
     trainer.loop.learner.random_actions = lambda: asked.append(1)  # type: ignore[method-assign]
@@ -81,7 +81,7 @@ class _StopAt(Callback):
             trainer.request_stop("cut")
 
 
-def test_a_cut_run_resumes_exactly_without_the_old_one(offline_run: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_exactly_without_the_run_it_started_from(offline_run: Path, tmp_path: Path) -> None:
     config = online_config(offline_run, tmp_path / "whole")
     whole = Trainer(config, progress=False).run()
     cut_config = config.model_copy(update={"output_dir": str(tmp_path / "cut")})
@@ -113,7 +113,7 @@ def test_finetune_command(capsys: pytest.CaptureFixture[str], offline_run: Path,
         ({"init_from": "nowhere", "algo": "iql"}, "nowhere"),
     ],
 )
-def test_checkpoints_that_do_not_fit_are_refused(
+def test_networks_of_other_shapes_are_refused(
     offline_run: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     fields = {"algo": "iql_online", "init_from": str(offline_run), **changes}
@@ -124,13 +124,13 @@ def test_checkpoints_that_do_not_fit_are_refused(
     assert "\n" not in str(error.value)
 
 
-def test_only_algorithms_with_an_online_form_can_be_finetuned(tmp_path: Path) -> None:
+def test_only_algorithms_with_an_online_version_can_be_finetuned(tmp_path: Path) -> None:
     run = Trainer(config_for("bc", tmp_path, env_id="Pendulum-v1", total_timesteps=5), progress=False).run()
     with pytest.raises(UserError, match="awac, cal_ql, iql"):
         fine_tune_config(run.run_dir, 10)
 
 
-def test_matched_replay_has_the_datasets_rewards_and_returns() -> None:
+def test_replay_mixed_with_a_dataset() -> None:
     """Rewards under the dataset's rule; returns to the end of the episode where it was seen, by hand."""
     spec = make_algorithm("sac").spec
     replay = Replay(transition_columns(spec), 10, 1, gamma=0.5)
@@ -160,7 +160,7 @@ def test_matched_replay_has_the_datasets_rewards_and_returns() -> None:
         assert float(batch["returns"][row]) == pytest.approx(expected)
 
 
-def test_mixed_batches_have_one_reward_scale(tmp_path: Path) -> None:
+def test_mixed_batches_have_rewards_on_one_scale(tmp_path: Path) -> None:
     """cal_ql reads returns: of the dataset and of the replay, both with the dataset's scale."""
     kwargs = {"dataset": {"size": 200, "reward_scale": "return_range"}, "learning_starts": 10}
     trainer = Trainer(config_for("cal_ql_online", tmp_path, algo_kwargs=kwargs), progress=False)
@@ -203,7 +203,7 @@ def test_bars_relative_to_an_algorithm_and_to_the_data(monkeypatch: pytest.Monke
     monkeypatch.setattr(verify, "ledger", lambda: [other, entry(above="bc", variant="v")])
     (tmp_path / f"{other.name}.json").write_text('{"score": -123.0}')
     assert verify._score_of(entry(above="bc", variant="v"), tmp_path) == -123.0
-    with pytest.raises(UserError, match="no entry of the same kind"):
+    with pytest.raises(UserError, match="no entry of the same variant"):
         verify._score_of(entry(above="bc", variant="w"), tmp_path)
 
 
@@ -225,11 +225,11 @@ def test_a_clone_is_compared_with_the_agent_as_it_acts_without_noise(
     assert [(recipe.kind, recipe.deterministic) for recipe in seen] == [("policy", True), ("policy", False)]
     load_transition_dataset(level="medium", env_id="Pendulum-v1", noise=0.5)
     assert seen[-1].noise == 0.5
-    with pytest.raises(UserError, match="the level medium-replay is not that"):
+    with pytest.raises(UserError, match="at which one agent acts, not medium-replay"):
         load_transition_dataset(level="medium-replay", env_id="Pendulum-v1", noise=0.5)
 
 
-def test_every_relative_bar_of_the_ledger_has_its_base() -> None:
+def test_every_relative_bar_of_the_ledger_has_its_reference_entry() -> None:
     rows = verify.ledger()
     names = {(row.algo, row.env_id, row.variant) for row in rows}
     assert len(names) == len(rows)
@@ -241,10 +241,10 @@ def test_every_relative_bar_of_the_ledger_has_its_base() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"level": "medium", "path": "x"}, "leave kind, path, train and mix out"),
+        ({"level": "medium", "path": "x"}, "remove kind, path, train and mix"),
         ({"level": "medum"}, "medium"),
         ({"level": "medium", "env_id": "Acrobot-v1"}, "no agent is known"),
-        ({"level": "medium"}, "give env_id"),
+        ({"level": "medium"}, "set env_id"),
     ],
 )
 def test_bad_levels(fields: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ def without_time(path: Path) -> list[dict]:
     return [{k: v for k, v in record.items() if k != "time"} for record in read_metrics(path)]
 
 
-def test_one_valid_json_object_a_line(tmp_path: Path) -> None:
+def test_one_valid_json_object_per_line(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path, tensorboard=False) as log:
         log.log(1, {"train/loss": torch.tensor(0.5), "n": np.int64(3), "count": 7})
         log.log(2, {"a": math.nan, "b": -math.inf, "c": 1.0}, seed=4)
@@ -73,7 +73,7 @@ def test_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", ['{"step": 3, "ti', "", "x" * 200_000])
-def test_half_lines(tmp_path: Path, tail: str) -> None:
+def test_incomplete_lines_are_dropped(tmp_path: Path, tail: str) -> None:
     with MetricsLogger(tmp_path, tensorboard=False) as log:
         log.log(1, {"x": 1})
         log.log(2, {"x": 2})
@@ -85,7 +85,7 @@ def test_half_lines(tmp_path: Path, tail: str) -> None:
     assert [r["step"] for r in read_metrics(path)] == [1, 2, 3]
 
 
-def test_shorter_than_the_checkpoint_says(tmp_path: Path) -> None:
+def test_a_log_shorter_than_its_checkpoint_says_warns(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path, tensorboard=False) as log:
         log.log(1, {"x": 1})
         position = log.position
@@ -147,7 +147,7 @@ class Clock:
         monkeypatch.setattr(progress_module.time, "monotonic", lambda: self.now)
 
 
-def test_plain_lines_at_a_calm_cadence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_become_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     times = []
     with Progress(200_000, title="ppo CartPole-v1", stream=stream) as progress:
@@ -206,7 +206,7 @@ def test_closed_stream_does_not_end_training(error: Exception) -> None:
     assert tried[1].startswith("10/10 (100%)")
 
 
-def test_resumed_run_has_an_honest_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_shows_the_rate_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Progress(1_000_000, stream=stream) as progress:
         progress.update(900_000)
@@ -216,7 +216,7 @@ def test_resumed_run_has_an_honest_rate(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("place", ["add_summary", "close"])
-def test_tensorboard_that_cannot_be_written_ends_nothing_else(
+def test_a_tensorboard_write_error_does_not_end_the_run(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Writer:
@@ -240,7 +240,7 @@ def test_tensorboard_that_cannot_be_written_ends_nothing_else(
             log.log(1, {"loss": 0.5})
             log.log(2, {"loss": 0.4})
 
-    with pytest.warns(UserWarning, match=r"no more TensorBoard files .*disk is full"):
+    with pytest.warns(UserWarning, match=r"TensorBoard was switched off .*disk is full"):
         two_events()
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
 

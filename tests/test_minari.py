@@ -28,7 +28,7 @@ def episode(number: int, discrete: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_minari_datasets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discrete: bool) -> None:
+def test_files_written_by_minari_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discrete: bool) -> None:
     import gymnasium
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

@@ -102,13 +102,13 @@ def test_parameters_are_checked_before_a_checkpoint_is_written(tmp_path: Path) -
     kwargs = {"learning_rate": 1e39, "learning_starts": 64, "max_grad_norm": 0.0}
     config = config_for("dqn", tmp_path, checkpoint_interval=64, log_interval=1_000, algo_kwargs=kwargs)
     trainer = Trainer(config, progress=False)
-    trainer._soon = lambda step: step + 1  # type: ignore[method-assign]
+    trainer._next_check = lambda step: step + 1  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError):
         trainer.run()
     assert last_good(trainer.run_dir).name == "step_000000000064"
 
 
-def test_dump_holds_the_batch_that_did_it(tmp_path: Path) -> None:
+def test_dump_contains_the_batch_that_caused_it(tmp_path: Path) -> None:
     """A reward that overflows the loss: finite in the environment, not in the update."""
     env = poisoned("reward 3e38")
     config = config_for(

@@ -16,7 +16,7 @@ from rl_training.experiment.tools.plan import plan
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("dqn", None), ("ppo", (0, 1))])
-def test_sizes_and_updates_are_those_of_the_run(name: str, seeds: Any, tmp_path: Path) -> None:
+def test_sizes_and_updates_match_the_run(name: str, seeds: Any, tmp_path: Path) -> None:
     config = config_for(name, tmp_path, seeds=seeds, total_timesteps=256, num_envs=2)
     found = plan(config, seconds=0.05)
     result = Trainer(config, progress=False).run()

@@ -330,5 +330,5 @@ def test_what_is_no_function_that_makes_an_environment_is_refused(tmp_path: Path
     for wrong, words in ((Mixed(), "not an environment itself"), (5, "not int")):
         with pytest.raises(rl_training.UserError, match=f"env_fn must be a function .*, {words}"):
             rl_training.DQN(config_for("dqn", tmp_path), env_fn=wrong).learn()
-    with pytest.raises(rl_training.UserError, match="patience = 0"):
+    with pytest.raises(rl_training.UserError, match="patience must be at least 1 evaluation; got 0"):
         rl_training.EarlyStopping(patience=0)

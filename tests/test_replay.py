@@ -13,6 +13,7 @@ from scipy import stats
 
 from rl_training.data import storage
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.saved import saved_tensors, saved_transitions
 from rl_training.data.storage import Storage
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -126,7 +127,26 @@ def test_every_sample_is_a_true_transition(kind: str, n_step: int, capacity: int
     assert seen == held, "some rows can never be sampled"
 
 
-def test_a_draw_at_the_edge_of_a_block_never_picks_an_empty_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("capacity", "envs", "steps"), [(60, 1, 25), (60, 3, 90), (33, 4, 200), (7, 1, 40)])
+@pytest.mark.parametrize("whole_columns", [False, True])
+def test_saved_transitions_are_those_in_the_buffer(capacity: int, envs: int, steps: int, whole_columns: bool) -> None:
+    """In the order of time, in the layout of today's checkpoints and in that of older ones, which saved every row."""
+    replay = make("prioritized", capacity, envs, 3)  # with several steps, lost episodes are marked as ended
+    data, (reference,) = simulate(replay, steps)
+    tensors = saved_tensors(replay, data)
+    if whole_columns:
+        tensors |= {f"rows.{name}": data[name] for name in COLUMNS}
+    found = saved_transitions(tensors)
+    assert found is not None
+    rows = [[dict(reference.history[e][t]) for t in reference.held(e)] for e in range(envs)]
+    for held in rows:
+        held[-1]["truncated"] = not held[-1]["terminated"]
+    for name, column in found.items():
+        np.testing.assert_allclose(column, [row[name] for held in rows for row in held])
+    assert saved_transitions({k: v for k, v in tensors.items() if k != "rows.next_obs"}) is None
+
+
+def test_a_draw_at_the_edge_of_a_block_gives_a_row_with_a_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding can put the draw a little before its block, whose first rows may be empty: their weight is infinite."""
     replay = PrioritizedReplay(COLUMNS, 24, 2, gamma=GAMMA)
     assert (replay.block, replay.stride) == (8, 13)  # rows 8 to 12 are the first environment's, and empty

@@ -74,6 +74,12 @@ def test_a_step_that_is_too_large(name: str, tmp_path: Path, capsys: Any) -> Non
     assert "in the parameter, by" in capsys.readouterr().out
 
 
+def test_offline_runs_say_that_they_cannot_be_replayed(tmp_path: Path) -> None:
+    dump = crash("td3_bc", tmp_path, algo_kwargs={"learning_rate": 1e39})
+    with pytest.raises(UserError, match="td3_bc takes several updates at once, which cannot be replayed one by one"):
+        replay_crash(dump)
+
+
 def test_watch_sees_forward_and_backward_and_ignores_masks() -> None:
     with FirstNonFinite() as watch:
         x = torch.zeros(3)
@@ -94,7 +100,7 @@ def test_watch_sees_forward_and_backward_and_ignores_masks() -> None:
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "note.json").write_text('{"seed": 0, "seed": 1}')
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="is no NaN dump"):
+        with pytest.raises(UserError, match="is not a NaN dump"):
             replay_crash(path)
     assert main(["replay-crash", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -78,7 +78,7 @@ def test_seeds_of_separate_runs_are_pooled(tmp_path: Path) -> None:
         assert single[0][key] == study[0][key], key
 
 
-def test_other_settings_are_another_group(tmp_path: Path) -> None:
+def test_runs_with_other_settings_form_another_group(tmp_path: Path) -> None:
     make_run(tmp_path, "a", GOOD)
     make_run(tmp_path, "b", POOR, gamma=0.5)
     groups = analysis.report([tmp_path])["environments"][0]["groups"]
@@ -143,7 +143,7 @@ def test_one_seed_has_no_interval(cli: Any, tmp_path: Path) -> None:
     group = data["environments"][0]["groups"][0]
     assert group["iqm"]["ci95"] is None
     assert group["curve"]["low"] is None
-    assert "One seed has no interval" in cli("report", run)[1]
+    assert "A single seed has no interval" in cli("report", run)[1]
 
 
 def test_normalised_over_environments(tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_compare_is_usable_in_ci(cli: Any, tmp_path: Path) -> None:
     assert cli("compare", a, b, "--metric", "eval/std_reward")[0] == 0  # equal
 
 
-def test_compare_rejects_sides_that_cannot_be_compared(cli: Any, tmp_path: Path) -> None:
+def test_compare_rejects_runs_that_cannot_be_compared(cli: Any, tmp_path: Path) -> None:
     a, one = make_run(tmp_path, "a", GOOD), make_run(tmp_path, "one", {0: 1.0})
     other = make_run(tmp_path, "other", GOOD, env_id="Pendulum-v1")
     make_run(tmp_path / "two", "x", GOOD)
     make_run(tmp_path / "two", "y", GOOD, algo="ppo")
     bad(cli("compare", a, one), "one seed", "at least two")
     bad(cli("compare", a, other), "CartPole-v1", "Pendulum-v1")
-    bad(cli("compare", a, tmp_path / "two"), "B must hold one algorithm", "ppo")
+    bad(cli("compare", a, tmp_path / "two"), "B must have one algorithm", "ppo")
     bad(cli("compare", a, a, "--statistic", "mode"), "mode", "iqm, mean or median")
 
 
@@ -220,10 +220,10 @@ def test_bad_input_is_one_sentence(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "killed" / "checkpoints").mkdir(parents=True)
     (tmp_path / "file").write_text("x")
-    bad(cli("report", tmp_path / "nowhere"), "nowhere", "not there")
+    bad(cli("report", tmp_path / "nowhere"), "nowhere", "does not exist")
     bad(cli("report", tmp_path / "file"), "not a directory")
     bad(cli("report", tmp_path / "empty"), "is empty", "config.yaml")
-    bad(cli("report", tmp_path / "killed"), "holds no run", "config.yaml")
+    bad(cli("report", tmp_path / "killed"), "contains no run", "config.yaml")
     bad(cli("leaderboard", tmp_path / "empty"), "is empty")
     bad(cli("report", good, "--metric", "eval/mean_rewrad"), "eval/mean_rewrad", "'eval/mean_reward'", "rollout/")
     bad(cli("report", good, "--at", "10"), "up to step 10")
@@ -239,19 +239,19 @@ def test_mixed_environments_are_refused(cli: Any, tmp_path: Path) -> None:
     assert cli("report", a, b, "--bounds", "Mine-v0=0:500")[0] == 0
 
 
-def test_half_written_runs_are_refused(cli: Any, tmp_path: Path) -> None:
+def test_unfinished_runs_are_refused(cli: Any, tmp_path: Path) -> None:
     running = make_run(tmp_path, "running", GOOD, status="running")
-    bad(cli("report", running), "half-written", "'running'", "resume --run", "--partial")
+    bad(cli("report", running), "unfinished run", "'running'", "resume --run", "--partial")
     assert cli("report", running, "--partial")[0] == 0
     bad(cli("report", tmp_path), "no finished run")
     (running / "metrics.jsonl").write_text("")
     bad(cli("report", running, "--partial"), "unknown metric")
     (running / "metrics.jsonl").unlink()
-    bad(cli("report", running, "--partial"), "half-written", "metrics.jsonl")
+    bad(cli("report", running, "--partial"), "unfinished run", "metrics.jsonl")
     cut = make_run(tmp_path, "cut", GOOD)
     lines = (cut / "metrics.jsonl").read_text().splitlines()
     (cut / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines if '"seed": 4' not in line))
-    bad(cli("report", cut), "half-written", "seed 4")
+    bad(cli("report", cut), "unfinished run", "seed 4")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_damaged_files_are_named(cli: Any, tmp_path: Path, name: str, text: str)
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def test_ticks_and_numbers() -> None:
+def test_ticks_and_number_formats() -> None:
     assert ticks(0, 50_000) == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
     assert ticks(-0.03, 1.03) == pytest.approx([0, 0.5, 1.0])
     assert ticks(3, 3) == [3]

@@ -97,7 +97,7 @@ def _quick_cell(key: str) -> bool:
 
 
 @pytest.mark.parametrize("key", slow_unless(_quick_cell, CELLS))
-def test_cut_three_times_equals_uninterrupted(outcomes: dict[str, dict[str, Any]], key: str) -> None:
+def test_a_run_resumed_three_times_equals_an_uninterrupted_one(outcomes: dict[str, dict[str, Any]], key: str) -> None:
     whole, legs = outcomes[key]["whole"], outcomes[key]["legs"]
     interrupted = "interrupted" if outcomes[key]["way"] == "term_at" else "stopped"
     assert [leg["status"] for leg in legs] == [interrupted] * 3 + ["completed"]
@@ -108,7 +108,7 @@ def test_cut_three_times_equals_uninterrupted(outcomes: dict[str, dict[str, Any]
     assert legs[-1]["digest"] == whole["digest"]
 
 
-def test_some_cuts_fell_inside_an_episode(outcomes: dict[str, dict[str, Any]]) -> None:
+def test_some_interruptions_were_inside_an_episode(outcomes: dict[str, dict[str, Any]]) -> None:
     lengths = [length for o in outcomes.values() for leg in o["legs"][:3] for length in leg["episode_lengths"]]
     assert sum(n > 0 for n in lengths) > len(lengths) / 2
 

@@ -114,7 +114,7 @@ def test_an_episode_that_was_lost_ends_with_its_last_row() -> None:
     torch.testing.assert_close(batch["discounts"][0, :3], torch.tensor([0.9**3, 0.9**2, 0.9]))
 
 
-def test_sampling_follows_priorities_and_weights_correct_for_it() -> None:
+def test_sampling_follows_priorities_and_weights_correct_for_them() -> None:
     history = History(alpha=1.0, beta=1.0)
     batch = history.buffer.sample(64)
     rows = np.unique(batch["indices"].numpy())
@@ -243,7 +243,7 @@ def test_cut_ends_the_last_episode() -> None:
     ("options", "message"),
     [
         ({"capacity": 8, "length": 6, "period": 4}, "need 10; raise buffer_size"),
-        ({"capacity": 100, "length": 6, "period": 7}, "begin every 1 to 6 steps, not every 7"),
+        ({"capacity": 100, "length": 6, "period": 7}, "start every 1 to 6 steps, not every 7"),
         ({"capacity": 1000, "length": 60}, "longer than any episode of Test-v0, which ends after 50"),
     ],
 )
@@ -253,6 +253,6 @@ def test_bad_sizes(options: dict[str, int], message: str) -> None:
         RecurrentReplayBuffer(spec, **options)  # type: ignore[arg-type]
 
 
-def test_sampling_before_one_whole_sequence_is_refused() -> None:
+def test_sampling_before_a_sequence_is_complete_is_an_error() -> None:
     with pytest.raises(UserError, match="a sequence has 6 steps; only 3 have been added"):
         History(steps=3).buffer.sample(2)

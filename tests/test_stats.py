@@ -57,7 +57,7 @@ def test_interval_is_deterministic_and_independent_of_blocks(monkeypatch: pytest
     assert interval([scores]) == first  # the generator's stream does not depend on memory
 
 
-def test_many_at_once_are_the_same_as_one_by_one() -> None:
+def test_batched_intervals_equal_single_ones() -> None:
     scores = np.random.default_rng(2).exponential(size=(7, 6))
     tasks = [scores, scores[:, :4] + 3]
     for statistic in (iqm, np.mean):
@@ -107,7 +107,7 @@ def test_welch_freedom_of_tasks_and_of_differences() -> None:
     assert (low, high) == pytest.approx(tuple(welch), rel=0.05)
 
 
-def test_strata_are_resampled_on_their_own() -> None:
+def test_strata_are_resampled_separately() -> None:
     """Two tasks with constant scores: every resample has both in equal shares, so the interval has no width."""
     assert interval([[0.0] * 5, [10.0] * 5], np.mean) == (5.0, 5.0)
     low, high = interval([[0.0] * 5 + [10.0] * 5], np.mean)
@@ -201,7 +201,7 @@ def test_improvement_by_hand() -> None:
     assert improvement([a] * 4, [b] * 4)[1] > low  # four tasks say more than one
 
 
-def test_improvement_is_never_certain_of_itself() -> None:
+def test_interval_of_improvement_always_has_a_width() -> None:
     """Five runs that all beat five others: a bootstrap would say [1, 1]."""
     value, low, high = improvement([np.zeros(5)], [np.ones(5)])
     assert (value, high) == (1.0, 1.0)
@@ -255,7 +255,7 @@ def test_eval_summary_has_the_contract_shape() -> None:
         {"seed": 4, "mean_return": 5.0, "std_return": 0.0, "mean_length": 7.0},
     ]
     assert json.loads(json.dumps(result)) == result
-    with pytest.raises(ValueError, match="one entry a seed"):
+    with pytest.raises(ValueError, match="one entry for each seed"):
         eval_summary([0], [[1.0], [2.0]], [[1]])
 
 

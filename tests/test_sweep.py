@@ -17,7 +17,7 @@ from sweep_worker import configs
 from rl_training.cli import main
 from rl_training.cli.sweep import grid, split_values
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.checkpoint import latest_valid
 from rl_training.experiment.studies.pool import Event
 from rl_training.experiment.studies.sweep import Sweep
@@ -68,7 +68,7 @@ def _over(place: Path) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_failures_are_recorded_and_stop_nothing_else(tmp_path: Path) -> None:
+def test_failures_are_recorded_and_do_not_stop_other_trials(tmp_path: Path) -> None:
     """A worker that always dies, a setting that cannot work, and a sound trial beside them."""
     batches = {"algo_kwargs": {"batch_size": 15}}
     trials = [config_for("dqn", tmp_path), config_for("ppo", tmp_path, **batches), config_for("ppo", tmp_path, seed=3)]
@@ -95,7 +95,7 @@ def digests_of(sweep: Sweep, index: int) -> Any:
 
 
 @pytest.mark.slow
-def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
+def test_interrupted_sweep_saves_and_can_be_continued(tmp_path: Path) -> None:
     long = config_for("dqn", tmp_path, total_timesteps=100_000, checkpoint_interval=100_000)
     sweep = Sweep(tmp_path / "s", [long])
 
@@ -115,15 +115,15 @@ def test_interrupted_sweep_saves_and_goes_on(tmp_path: Path) -> None:
 # --- what needs no worker -------------------------------------------------------------------------------------
 
 
-def test_directory_in_use_or_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_directory_is_locked_and_must_contain_the_same_sweep(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "s", [config_for("dqn", tmp_path)])
-    with held(sweep.directory, "the sweep"):
+    with exclusive_directory(sweep.directory, "the sweep"):
         with pytest.raises(UserError, match="another process"):
             sweep.run()
         sweep._open()
     with pytest.raises(UserError, match=r"gamma = None, this one 0.5"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path, algo_kwargs={"gamma": 0.5})]).run()
-    with pytest.raises(UserError, match="of 1 trials, not 2"):
+    with pytest.raises(UserError, match="it has 1 trial instead of 2"):
         Sweep(tmp_path / "s", [config_for("dqn", tmp_path), config_for("dqn", tmp_path, seed=1)]).run()
     (tmp_path / "s" / "sweep.json").write_text("[]")
     with pytest.raises(UserError, match=r"sweep\.json cannot be read"):

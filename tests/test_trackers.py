@@ -100,7 +100,7 @@ def logged(calls: Calls) -> Calls:
     return [call for call in calls if call[0] == "log"]
 
 
-def test_every_event_arrives_and_a_resumed_run_is_the_same_one(tmp_path: Path, calls: Calls) -> None:
+def test_every_event_arrives_and_a_resumed_run_keeps_its_id(tmp_path: Path, calls: Calls) -> None:
     config = config_for("dqn", tmp_path, trackers=["wandb"], seeds=(0, 1))
     result = Trainer(config, progress=False).run()
     _, options, thread = next(call for call in calls if call[0] == "init")
@@ -157,12 +157,12 @@ def test_a_failing_tracker_is_one_warning(
     told = [str(w.message) for w in seen if "tracker" in str(w.message)]
     assert len(told) == 1
     assert told[0].startswith("the tracker wandb stopped (")
-    assert "training goes on" in told[0]
+    assert "training continues" in told[0]
 
 
 def test_a_slow_tracker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it hangs, logging returns; events beyond the queue are dropped with one warning; so is the end."""
-    monkeypatch.setattr(trackers, "_WAITING", 10)
+    monkeypatch.setattr(trackers, "_MAX_WAITING", 10)
     hang, entered = threading.Event(), threading.Event()
 
     class Slow:
@@ -206,7 +206,7 @@ def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"the tracker wandb is not installed: pip install 'rl-training\[tracking\]'"):
         Trainer(config, progress=False)
     assert len(list((tmp_path / "runs").iterdir())) == before  # refused before anything was made
-    with pytest.warns(UserWarning, match="goes on without it"):
+    with pytest.warns(UserWarning, match="continues without it"):
         again = Trainer.resume(result.run_dir, total_timesteps=200, progress=False).run()
     assert again.status == "completed"
 

@@ -15,7 +15,7 @@ from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, slow_unless
 
 from rl_training import Callback, EarlyStopping, UserError, registry
 from rl_training.experiment.run.agent import Agent
-from rl_training.experiment.run.atomic import held
+from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -108,7 +108,7 @@ def test_budget_that_the_environments_cannot_split_is_not_exceeded(name: str, tm
     assert result.summary["env_steps"] == 100
 
 
-def test_gradient_steps_follow_learning_starts_and_train_freq(tmp_path: Path) -> None:
+def test_gradient_steps_follow_train_freq(tmp_path: Path) -> None:
     for kwargs, envs, expected in [
         ({"learning_starts": 40}, 1, 61),  # after steps 40, 41, ..., 100
         ({"learning_starts": 40, "train_freq": 4, "gradient_steps": 2}, 1, 2 * 16),  # 40, 44, ..., 100
@@ -180,11 +180,11 @@ def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
     assert best.path.name == "best_000000000020"
     assert int(best.state.step) == 0
     assert int(last.state.step) == result.summary["gradient_steps"]
-    with pytest.raises(UserError, match="policy only"):
+    with pytest.raises(UserError, match="contains only a policy"):
         Trainer.resume(result.run_dir / "best", env=Payments)
 
 
-def test_early_stopping_goes_on_counting_after_a_resume(tmp_path: Path) -> None:
+def test_early_stopping_continues_counting_after_a_resume(tmp_path: Path) -> None:
     first = trainer("dqn", tmp_path, [EarlyStopping(patience=2)], env=Payments, eval_interval=20, total_timesteps=40)
     run = first.run().run_dir
     resumed = Trainer.resume(
@@ -215,7 +215,7 @@ def test_old_checkpoints_are_pruned_and_summary_is_complete(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "envs", "steps"), [("prioritized_dqn", 3, 400), ("r2d2", 2, 120), ("dreamer", 2, 96)])
-def test_a_checkpoint_holds_only_the_filled_rows(name: str, envs: int, steps: int, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_only_the_stored_rows(name: str, envs: int, steps: int, tmp_path: Path) -> None:
     """Bit for bit what the buffer holds, whatever its size. Checkpoints of all rows, as they once were, load too."""
     sizes = []
     for capacity in (300, 10_000):
@@ -236,7 +236,7 @@ def test_a_checkpoint_holds_only_the_filled_rows(name: str, envs: int, steps: in
         other.loop.load({**saved, "replay": {k: v[:1] for k, v in saved["replay"].items()}}, counters)
 
 
-def test_a_run_too_short_to_learn_says_so(tmp_path: Path) -> None:
+def test_a_run_too_short_to_learn_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"nothing was learned: .* learning_starts"):
         trainer("dqn", tmp_path, total_timesteps=20, algo_kwargs={"learning_starts": 1_000}).run()
     with pytest.warns(UserWarning, match="nothing was learned"):
@@ -256,12 +256,12 @@ def test_finished_run_can_be_made_longer_but_not_repeated(tmp_path: Path) -> Non
     assert longer.summary["gradient_steps"] == result.summary["gradient_steps"] + 40
 
 
-def test_resuming_an_earlier_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
+def test_resuming_an_earlier_checkpoint_renames_the_later_ones(tmp_path: Path) -> None:
     """Another budget makes other schedules: what was saved on the first way must not pass for the second's."""
     options: dict[str, Any] = {"checkpoint_interval": 20, "keep_checkpoints": 9, "eval_interval": 20}
     first = trainer("dqn", tmp_path, total_timesteps=60, **options).run()
     folder = first.run_dir / "checkpoints"
-    with pytest.warns(UserWarning, match=r"goes back to step 20; .*step_000000000040\.replaced-"):
+    with pytest.warns(UserWarning, match=r"continues from step 20; .*renamed to .*step_000000000040\.replaced-"):
         again = Trainer.resume(folder / "step_000000000020", total_timesteps=80, progress=False)
     assert [path.name for path in list_checkpoints(folder, "step")] == ["step_000000000020"]
     result = again.run()
@@ -281,7 +281,7 @@ def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
     result = trainer("dqn", tmp_path, total_timesteps=40).run()
     before = (result.run_dir / "metadata.json").read_text()
     late = Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
-    with held(result.run_dir, "the run"):
+    with exclusive_directory(result.run_dir, "the run"):
         with pytest.raises(UserError, match="another process is working on the run in"):
             late.run()
         (result.run_dir / "metadata.json").write_text(before)
@@ -291,7 +291,7 @@ def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
     assert Trainer.resume(result.run_dir, total_timesteps=80, progress=False).run().status == "completed"
 
 
-def test_checkpoints_of_something_else_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_refused_with_a_clear_message(tmp_path: Path) -> None:
     config = {"algo": "dqn", "env_id": "CartPole-v1", "total_timesteps": 100}
     metas: list[dict[str, Any]] = [
         {}, {"config": []}, {"config": config}, {"config": config, "counters": {"env_steps": []}},
@@ -302,10 +302,10 @@ def test_checkpoints_of_something_else_are_refused_in_a_sentence(tmp_path: Path)
         path = save_checkpoint(
             tmp_path / "checkpoints", step_name(step), tensors=tensors, meta={"kind": "full", **meta}
         )
-        with pytest.raises(UserError, match="not a checkpoint of a training run, or of another version"):
+        with pytest.raises(UserError, match="not a checkpoint of a training run, or was written by another version"):
             Trainer.resume(path, progress=False)
     stray = path.rename(tmp_path / path.name)
-    with pytest.raises(UserError, match="lies in no run"):
+    with pytest.raises(UserError, match="is not inside a run"):
         Trainer.resume(stray, progress=False)
 
 

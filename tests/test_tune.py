@@ -34,7 +34,7 @@ def test_packaged_space_fits_the_algorithm(name: str, tmp_path: Path) -> None:
     assert set(base_values(config, space)) <= set(space)
 
 
-def test_user_space_and_its_mistakes(tmp_path: Path) -> None:
+def test_errors_in_a_search_space_file_are_reported(tmp_path: Path) -> None:
     config, file = config_for("ppo", tmp_path), tmp_path / "space.yaml"
     file.write_text(yaml.safe_dump(SPACE))
     assert load_space(config, file) == SPACE
@@ -42,7 +42,7 @@ def test_user_space_and_its_mistakes(tmp_path: Path) -> None:
         ("gama: {low: 0, high: 1}", "gama.*'gamma'"),
         ("gamma: {low: 0.9}", "gamma.*must be"),
         ("gamma: {low: 0.9, high: 0.1}", "lower to a higher"),
-        ("learning_rate: {low: 0, high: 0.1, log: true}", "above 0 when log"),
+        ("learning_rate: {low: 0, high: 0.1, log: true}", "above 0 if log"),
         ("gamma: {low: 0.9, high: 1.5}", "gamma = 1.5"),
         ("gamma: {choices: []}", "at least one"),
         ("gamma: {choices: [0.9, nope]}", "gamma = 'nope'"),
@@ -81,7 +81,7 @@ def drawn(tuning: tune.Tuning, pause: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_interruptions_do_not_change_the_values_that_are_tried(tmp_path: Path) -> None:
+def test_drawn_values_do_not_depend_on_interruptions(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     once, twice = drawn(study(tmp_path / "a", 6), 99), drawn(study(tmp_path / "b", 6), 3)
@@ -89,7 +89,7 @@ def test_interruptions_do_not_change_the_values_that_are_tried(tmp_path: Path) -
     assert len({json.dumps(values) for values in once}) > 3
 
 
-def test_pruning_reports_every_evaluation_and_stops_a_hopeless_run() -> None:
+def test_pruning_reports_every_evaluation_and_stops_a_bad_trial() -> None:
     class Trial:
         reports: list[tuple[float, int]] = []
 
@@ -119,7 +119,7 @@ def test_pruning_reports_every_evaluation_and_stops_a_hopeless_run() -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_study_goes_on_and_ends_with_a_preset(tmp_path: Path, capsys: Any) -> None:
+def test_interrupted_study_can_be_continued_and_writes_a_preset(tmp_path: Path, capsys: Any) -> None:
     place = tmp_path / "study"
 
     def interrupt(event: Event) -> None:
@@ -158,7 +158,7 @@ def test_interrupted_study_goes_on_and_ends_with_a_preset(tmp_path: Path, capsys
         (["tune", "--config", "ppo/cartpole", "--space", "nowhere.yaml"], ["nowhere.yaml"]),
         (["tune", "--config", "ppo/cartpole", "--seeds", "0-3", "--final-seeds", "3-5"], ["seed 3"]),
         (["tune", "--config", "ppo/cartpole", "--trials", "0"], ["--trials"]),
-        (["tune-report", "nowhere"], ["nowhere", "no tuning study"]),
+        (["tune-report", "nowhere"], ["nowhere", "does not contain a tuning study"]),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

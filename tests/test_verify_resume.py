@@ -14,7 +14,7 @@ from rl_training.experiment.run.trainer import Trainer
 from rl_training.experiment.tools import verify_resume as vr
 
 
-def test_a_config_is_identical(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_resumed_run_is_identical(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     argv = ["--algo", "dqn", "--env", "CartPole-v1", "--execution", "eager"]
     small = ["hidden_sizes=[8]", "batch_size=8", "learning_starts=20", "buffer_size=100", "eval_episodes=1"]

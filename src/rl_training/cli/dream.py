@@ -34,20 +34,17 @@ def dream(
     training: Annotated[
         bool, typer.Option("--training", help="Also plot losses and error over training, from all kept checkpoints.")
     ] = False,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
-    ] = 0,
+    seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
     as_json: o.Json = False,
 ) -> None:
     """Show a world model's open-loop predictions next to what really happened."""
-    from rl_training.experiment.tools.dream import dreamer_of, open_loop, over_training, play
+    from rl_training.experiment.tools.dream import open_loop, over_training, play, world_model_of
     from rl_training.reports.dreams import training_curves, write_dreams
 
     agent = load_agent(checkpoint, env, device)
-    dreamer_of(agent)
+    world_model_of(agent)
     folder = Path(video)
     folder.mkdir(parents=True, exist_ok=True)
     episodes = play(agent, num_episodes, context + 4 * horizon, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable
@@ -24,10 +25,7 @@ def evaluate(
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=1_000_000, help="Episodes per seed.")
     ] = 20,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
-    ] = 0,
+    seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions as in training.")] = False,
@@ -71,27 +69,22 @@ def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int |
     path = resolve(checkpoint, warn=lambda message: tell(f"warning: {message}"))
     agent = Agent.load(path, device=device or "auto", env=env, seed=seed)
     if env is not None:
-        _check_spaces(agent, env)
+        _check_env(agent, env)
     return agent
 
 
-def _check_spaces(agent: Agent, env_id: str) -> None:
+def _check_env(agent: Agent, env_id: str) -> None:
     """Another environment is fine as long as its spaces are those that the agent was trained on."""
-    from rl_training.envs import make_env, make_spec
+    from rl_training.envs.given import read_spaces
+    from rl_training.envs.spaces import make_spec
 
-    env = make_env(env_id, agent.config.env_arguments("evaluation"))
-    found, needed = make_spec(env_id, env.observation_space, env.action_space), agent.algorithm.spec
-    env.close()
-    if found.observation != needed.observation:
-        raise UserError(f"--env {env_id} does not fit: its observations are not those of {needed.env_id}")
-    if (found.action.kind, found.action.nvec, found.action.dim) != (
-        needed.action.kind,
-        needed.action.nvec,
-        needed.action.dim,
-    ):
-        raise UserError(
-            f"--env {env_id} does not fit: its actions are {found.action}, those of {needed.env_id} {needed.action}"
-        )
+    masks = agent.algorithm.masks
+    spaces = read_spaces(env_id, agent.config.env_arguments("evaluation"), masks=masks)
+    spec = make_spec(env_id, *spaces, masks=masks)
+    try:
+        agent.check_spec(spec.observation, spec.action)
+    except UserError as error:
+        raise UserError(f"--env {env_id}: {error}") from None
 
 
 def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, deterministic: bool) -> dict[str, Any]:
@@ -131,9 +124,8 @@ def _check_mode(agent: Agent, mode: str) -> None:
     """Gymnasium would only log a warning, and nothing would be seen."""
     from rl_training.envs.factory import make_env
 
-    env = make_env(agent.env, agent.config.env_arguments("evaluation"))
-    modes = env.metadata.get("render_modes", ())
-    env.close()
+    with contextlib.closing(make_env(agent.env, agent.config.env_arguments("evaluation"))) as env:
+        modes = env.metadata.get("render_modes", ())
     if mode not in modes:
         has = f"only {', '.join(map(str, modes))}" if modes else "no pictures at all"
         raise UserError(f"{agent.config.env_id} cannot be shown as '{mode}': it has {has}")

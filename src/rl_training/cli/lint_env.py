@@ -17,7 +17,7 @@ def lint_env(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Argument of the environment.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes.")] = 0,
+    seed: o.EpisodeSeed = 0,
     as_json: o.Json = False,
 ) -> None:
     """Check an environment for mistakes and say how to fix them. Exit status 0: clean, 1: problems found."""

@@ -75,6 +75,9 @@ Execution = Annotated[
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide the progress display.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout as one JSON object.")]
+EpisodeSeed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed for the episodes (not the training seed).")
+]
 Checkpoint = Annotated[
     str,
     typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, RUN (its latest checkpoint) or RUN/best."),

@@ -18,10 +18,7 @@ def record(
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=10_000, help="Episodes per seed.")
     ] = 1,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, max=2**31 - 1, help="Other numbers give other episodes; not a training seed."),
-    ] = 0,
+    seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
     as_json: o.Json = False,

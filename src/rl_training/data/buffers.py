@@ -1,23 +1,26 @@
-"""Buffers for use on their own, outside a run: the stateful shells of `Replay` and `Storage`."""
+"""Buffers for use on their own, outside a run: `Storage` and `Replay` together with the tensors that they work on."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from rl_training.data.replay import PrioritizedReplay, Replay
+from rl_training.data.source import Source
 from rl_training.data.storage import Batch, Storage, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_items, tree_map
 from rl_training.spec import EnvSpec
 
+R = TypeVar("R", bound=Source)
 
-class _Shell:
-    """One seed's storage, its tensors and a random key; rows are given for all environments at once, [N, ...]."""
+
+class Buffer:
+    """The storage of one seed, its tensors and a random key. Rows of all N environments are added at once, [N, ...]."""
 
     def __init__(self, store: Storage, spec: EnvSpec, device: str | torch.device, seed: int) -> None:
         self.store, self.spec, self.device = store, spec, torch.device(device)
@@ -29,22 +32,22 @@ class _Shell:
     def add(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any = False, **extra: Any
     ) -> None:
-        """Store one transition of every environment; without a leading axis when there is only one."""
+        """Store one transition of every environment; the leading axis may be missing if there is only one."""
         row = {"obs": obs, "next_obs": next_obs, "actions": action, "rewards": reward, "terminated": terminated,
                "truncated": truncated, **extra}  # fmt: skip
         envs, columns = self.store.num_envs, self.store.row_columns
 
         def shaped(shape: tuple[int, ...], value: Any) -> Tensor:
-            """[N, *shape], or one row for all (a flag), as [1, N, *shape]."""
+            """[N, *shape], or one value for all environments (a flag), as [1, N, *shape]."""
             tensor = torch.as_tensor(value, device=self.device)
             if tensor.numel() not in (1, envs * math.prod(shape)):
                 raise UserError(f"a row of shape {tuple(tensor.shape)} does not fit {envs} environments of {shape}")
             return tensor.reshape(1, envs, *shape) if tensor.numel() != 1 else tensor.expand(1, envs, *shape)
 
         def fit(column: Any, value: Any) -> Any:
-            return (
-                {k: fit(column[k], value[k]) for k in column} if isinstance(column, dict) else shaped(column[0], value)
-            )
+            if isinstance(column, dict):
+                return {k: fit(column[k], value[k]) for k in column}
+            return shaped(column[0], value)
 
         rows = {name: fit(columns[name], value) for name, value in row.items()}
         self.store.write(self.data, rows, torch.ones((1, envs), dtype=torch.bool, device=self.device))
@@ -66,17 +69,13 @@ class _Shell:
         self._draws = int(tensors["draws"])
 
 
-class ReplayBuffer(_Shell):
-    """Uniform replay of n-step transitions."""
+class SampledBuffer(Buffer, Generic[R]):
+    """A buffer that gives random batches."""
 
-    replay: Replay
-
-    def __init__(
-        self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
-        device: str | torch.device = "cpu", seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.replay = Replay(transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step)
-        super().__init__(self.replay, spec, device, seed)
+    def __init__(self, replay: R, spec: EnvSpec, device: str | torch.device, seed: int) -> None:
+        store: Any = replay  # every replay is a `Storage` too
+        super().__init__(store, spec, device, seed)
+        self.replay = replay
 
     @torch.no_grad()
     def sample(self, batch_size: int, *, progress: float = 0.0) -> Batch:
@@ -86,27 +85,42 @@ class ReplayBuffer(_Shell):
         key = rng.fold(self._key, self._draws)
         return self.replay.sample(self._one(), key, batch_size, torch.tensor(progress, device=self.device))
 
+    @torch.no_grad()
+    def _feed_back(self, indices: Any, values: Any) -> None:
+        values = torch.as_tensor(values, dtype=torch.float32, device=self.device)
+        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], values[None])
 
-class PrioritizedReplayBuffer(ReplayBuffer):
-    """Proportional prioritised replay; give the errors of each batch back with `update_priorities`."""
+
+class ReplayBuffer(SampledBuffer[Replay]):
+    """Uniform replay of n-step transitions."""
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
+        device: str | torch.device = "cpu", seed: int = 0,
+    ) -> None:  # fmt: skip
+        replay = Replay(transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step)
+        super().__init__(replay, spec, device, seed)
+
+
+class PrioritizedReplayBuffer(SampledBuffer[PrioritizedReplay]):
+    """Proportional prioritised replay; pass the errors of each batch to `update_priorities`."""
 
     def __init__(
         self, spec: EnvSpec, capacity: int, *, num_envs: int = 1, gamma: float = 0.99, n_step: int = 1,
         alpha: float = 0.6, beta: float = 0.4, device: str | torch.device = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
-        self.replay = PrioritizedReplay(
+        replay = PrioritizedReplay(
             transition_columns(spec), capacity, num_envs, gamma=gamma, n_step=n_step, alpha=alpha, beta=beta
         )
-        _Shell.__init__(self, self.replay, spec, device, seed)
+        super().__init__(replay, spec, device, seed)
 
-    @torch.no_grad()
     def update_priorities(self, indices: Tensor, td_errors: Tensor) -> None:
-        errors = torch.as_tensor(td_errors, dtype=torch.float32, device=self.device)
-        self.replay.feedback(self.data, torch.as_tensor(indices, device=self.device)[None], errors[None])
+        """Set the priorities of the transitions of a batch."""
+        self._feed_back(indices, td_errors)
 
 
-class RolloutBuffer(_Shell):
-    """A rollout of `n_steps` x `num_envs`, read whole and emptied."""
+class RolloutBuffer(Buffer):
+    """A rollout of `n_steps` x `num_envs`; `get` returns all of it and empties the buffer."""
 
     def __init__(
         self, spec: EnvSpec, n_steps: int, *, num_envs: int = 1, device: str | torch.device = "cpu", seed: int = 0
@@ -118,7 +132,7 @@ class RolloutBuffer(_Shell):
         self, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any = False, **extra: Any
     ) -> None:
         if self.full:
-            raise UserError(f"the rollout already holds its {self.store.rows} steps: call get() first")
+            raise UserError(f"the rollout already has its {self.store.rows} steps: call get() first")
         super().add(obs, action, reward, next_obs, terminated, truncated, **{"valid": True, **extra})
 
     @property
@@ -129,7 +143,7 @@ class RolloutBuffer(_Shell):
     def get(self) -> Batch:
         """All transitions, time-major [T, N, ...]; the buffer is empty afterwards."""
         if not self.full:
-            raise UserError(f"the rollout holds {int(self.data['count'][0, 0])} of its {self.store.rows} steps")
+            raise UserError(f"the rollout has only {int(self.data['count'][0, 0])} of its {self.store.rows} steps")
         rollout = tree_map(torch.clone, self.store.whole(self._one()))
         self.data["count"].zero_()
         return rollout

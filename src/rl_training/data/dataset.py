@@ -1,7 +1,7 @@
-"""Fixed sets of transitions, and how a batch of one is read on the training device.
+"""Fixed datasets of transitions, and how batches of them are read on the training device.
 
-A dataset is in the terms of its environment (raw actions, as files hold them); `encoded` gives the same transitions in
-the terms of algorithms: float32 vectors or uint8 images, box actions in [-1, 1], discrete ones from 0.
+Observations and actions of a dataset are as the environment defines them. `encoded` gives the same transitions as
+algorithms read them: float32 vectors or uint8 images, box actions in [-1, 1], discrete actions from 0.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rl_training.spec import Array, EnvSpec
 Obs = Any  # an array, or a dict of arrays
 REQUIRED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
 OPTIONAL = ("returns", "next_actions", "has_next")
-BLOCK = 1 << 16  # rows looked at together, so that a mapped file is never in memory whole
+BLOCK = 1 << 16  # rows that are checked together, so that a mapped file is never completely in memory
 
 
 class RewardRule(NamedTuple):
-    """clip(scale x r + shift): what was done to the rewards of an environment."""
+    """How the rewards of the environment were changed: clip(scale x r + shift)."""
 
     scale: float = 1.0
     shift: float = 0.0
     clip: tuple[float, float] | None = None
 
 
-AS_PAID = RewardRule()
+UNCHANGED = RewardRule()
 
 
 @dataclass(frozen=True)
 class TransitionDataset:
-    """Transitions in the order of time, episode after episode; the last row of an episode is terminated or truncated.
+    """Transitions in order of time, episode after episode; the last row of an episode is terminated or truncated.
 
-    `next_obs` is the true next observation, also at the end of an episode. The optional columns are made from the
-    others by `with_returns` and `with_next_actions`, or come with the data.
+    `next_obs` is the true next observation, also at the end of an episode. The optional columns are part of the data,
+    or computed from the others by `with_returns` and `with_next_actions`.
     """
 
     obs: Obs
@@ -54,8 +54,8 @@ class TransitionDataset:
     truncated: Array
     returns: Array | None = None  # discounted sum of the rewards from here to the end of the episode
     next_actions: Array | None = None  # the action taken in next_obs
-    has_next: Array | None = None  # is it known? Not in the last row of an episode
-    reward_rule: RewardRule = AS_PAID  # how the last `with_rewards` changed them: no part of the content
+    has_next: Array | None = None  # is that action known? False in the last row of an episode
+    reward_rule: RewardRule = UNCHANGED  # how `with_rewards` changed the rewards; not part of the content hash
 
     def __post_init__(self) -> None:
         self.check()
@@ -66,11 +66,11 @@ class TransitionDataset:
         return len(self.rewards)
 
     def columns(self) -> dict[str, Any]:
-        """The columns that are there, by name."""
+        """The existing columns by name."""
         return {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
 
     def arrays(self) -> dict[str, Array]:
-        """The same, flat: parts of a mixed observation as `obs/part`."""
+        """The columns as a flat dictionary; parts of a dict observation are called `obs/part`."""
         out: dict[str, Array] = {}
         for name, value in self.columns().items():
             if isinstance(value, dict):
@@ -84,11 +84,11 @@ class TransitionDataset:
         return sum(array.nbytes for array in self.arrays().values())
 
     def map_rows(self, fn: Callable[[Array], Array]) -> TransitionDataset:
-        """The same function on every column: a choice of rows, for example."""
+        """Apply a function to every column, for example to select rows."""
         return replace(self, **{k: tree_map(fn, v) for k, v in self.columns().items()})
 
     def check(self) -> None:
-        """Refuse what would only show during training: unequal lengths, NaN, flags that are none."""
+        """Find errors before training does: unequal lengths, NaN, flags that are not boolean."""
         lengths = {name: len(array) for name, array in self.arrays().items()}
         if len(set(lengths.values())) != 1:
             described = ", ".join(f"{name} has {n:,}" for name, n in lengths.items())
@@ -99,11 +99,11 @@ class TransitionDataset:
             if array.dtype.kind not in "fiub":
                 raise UserError(f"the dataset's {name} must be numbers; they are {array.dtype}")
             if array.dtype.kind == "f" and not all(np.isfinite(part).all() for part in _blocks(array)):
-                raise UserError(f"the dataset's {name} hold NaN or infinity; clean the data before training on it")
+                raise UserError(f"the dataset's {name} contain NaN or infinity; clean the data before training on it")
         for name in ("rewards", "terminated", "truncated"):
             if getattr(self, name).ndim != 1:
                 raise UserError(
-                    f"the dataset's {name} must be one number a row; their shape is {getattr(self, name).shape}"
+                    f"the dataset's {name} must be one number per row; their shape is {getattr(self, name).shape}"
                 )
         for name in ("terminated", "truncated"):
             if getattr(self, name).dtype != np.bool_:
@@ -135,8 +135,8 @@ class TransitionDataset:
         return np.add.reduceat(self.rewards.astype(np.float64), starts)
 
     def with_returns(self, gamma: float) -> TransitionDataset:
-        """With the Monte-Carlo return of each row. At a truncation the sum simply ends: what the episode would still
-        have paid was not seen, so these returns are too low in magnitude near a cut."""
+        """Add the Monte-Carlo return of each row. The sum ends at a truncation, where the later rewards are unknown, so
+        these returns are too small in magnitude shortly before one."""
         rewards, ends = self.rewards.astype(np.float64), self.ends
         out, rest = np.empty(len(self)), 0.0
         for i in range(len(self) - 1, -1, -1):
@@ -145,7 +145,7 @@ class TransitionDataset:
         return replace(self, returns=out.astype(np.float32))
 
     def with_next_actions(self) -> TransitionDataset:
-        """With the action that the data took next; in the last row of an episode there is none (`has_next` False)."""
+        """Add the action of the next row; the last row of an episode has none (`has_next` is False)."""
         following = np.concatenate([self.actions[1:], self.actions[-1:]])
         ends = self.ends
         following[ends] = self.actions[ends]
@@ -156,9 +156,9 @@ class TransitionDataset:
     def with_rewards(
         self, *, scale: float = 1.0, shift: float = 0.0, clip: Sequence[float] | None = None
     ) -> TransitionDataset:
-        """clip(scale x r + shift)"""
+        """Replace the rewards by clip(scale x r + shift)."""
         rule = RewardRule(scale, shift, None if clip is None else (float(clip[0]), float(clip[1])))
-        if rule == AS_PAID:
+        if rule == UNCHANGED:
             return self
         rewards = scale * self.rewards.astype(np.float64) + shift
         if clip is not None:
@@ -166,11 +166,11 @@ class TransitionDataset:
         return replace(self, rewards=rewards.astype(np.float32), returns=None, reward_rule=rule)
 
     def first(self, size: int) -> TransitionDataset:
-        """The first `size` rows; the episode that is cut there ends as truncated."""
+        """The first `size` rows; the last of them is truncated if its episode continued."""
         return self if size >= len(self) else self.map_rows(lambda x: x[:size]).closed()
 
     def closed(self) -> TransitionDataset:
-        """The same rows, the last of which ends its episode: so that another set can follow."""
+        """The same rows with the last one ending its episode, so that another dataset can follow."""
         if self.terminated[-1] or self.truncated[-1]:
             return self
         truncated = self.truncated.copy()
@@ -179,7 +179,7 @@ class TransitionDataset:
 
     @staticmethod
     def concatenate(parts: Sequence[TransitionDataset]) -> TransitionDataset:
-        """One set after the other; episodes do not run across the joints."""
+        """Join datasets; no episode extends from one to the next."""
         if len(parts) == 1:
             return parts[0]
         closed = [part.closed() for part in parts]
@@ -188,7 +188,7 @@ class TransitionDataset:
             [(k, a.shape[1:], a.dtype) for k, a in part.arrays().items() if k.split("/")[0] in names] for part in closed
         ]
         if any(shape != shapes[0] for shape in shapes[1:]):
-            raise UserError("datasets of different observations or actions cannot be mixed")
+            raise UserError("datasets with different observations or actions cannot be mixed")
         joined = [part.columns() for part in closed]
         return TransitionDataset(
             **{n: tree_map(lambda *xs: np.concatenate(xs), *(part[n] for part in joined)) for n in names}
@@ -197,7 +197,7 @@ class TransitionDataset:
     # --- identity --------------------------------------------------------------------------------------------------
 
     def content_hash(self) -> str:
-        """SHA-256 over names, types, shapes and bytes of all columns."""
+        """SHA-256 of the names, types, shapes and bytes of all columns."""
         digest = hashlib.sha256()
         for name, array in sorted(self.arrays().items()):
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
@@ -210,12 +210,12 @@ class TransitionDataset:
     def encoded(
         self, spec: EnvSpec, observation_space: Any, action_space: Any, *, normalize_actions: bool = True
     ) -> TransitionDataset:
-        """What an algorithm for `spec` trains on; says what does not fit."""
+        """The dataset as an algorithm for `spec` reads it; a UserError says what does not fit."""
         from rl_training.envs.spaces import ActionDecoder, ObsEncoder
 
         def observations(value: Obs) -> Obs:
             wanted = spec.observation
-            if isinstance(wanted, dict):  # our own recordings are encoded already
+            if isinstance(wanted, dict):  # data that was collected by this library is already encoded
                 if isinstance(value, dict) and {k: v.shape[1:] for k, v in value.items()} == {
                     k: part.shape for k, part in wanted.items()
                 }:
@@ -274,18 +274,18 @@ def _blocks(array: Array) -> Iterator[Array]:
 
 
 def _inside(values: Array, low: Any, high: Any, bounds: str) -> None:
-    """Values may miss the bounds by rounding only: they are clipped later."""
+    """Refuse values outside the bounds, except by rounding: those are clipped later."""
     slack = 1e-4 * (np.abs(low) + np.abs(high))
     if (values < low - slack).any() or (values > high + slack).any():
         raise UserError(
-            f"the dataset's actions go from {values.min():g} to {values.max():g}, which is outside {bounds}"
+            f"the dataset's actions range from {values.min():g} to {values.max():g}, which is outside {bounds}"
         )
 
 
 class DatasetSource:
-    """Uniform batches of an encoded dataset: a `Source` for the compiled update, and the store of the offline loop.
+    """Uniform batches of an encoded dataset: the `Source` and the storage of the offline loop.
 
-    All seeds read the same rows in memory: the seed axis of the tensors is a view.
+    All seeds share the rows in memory: the seed axis of the tensors is a view.
     """
 
     num_envs = 1
@@ -320,4 +320,4 @@ class DatasetSource:
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
-        """Nothing is learned about a fixed set."""
+        """Does nothing: sampling is uniform."""

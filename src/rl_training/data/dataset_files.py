@@ -1,6 +1,6 @@
-"""Datasets in files: npz, HDF5 in the layout of D4RL, and Minari's. Arrays only: nothing in a file is ever run.
+"""Dataset files: npz, HDF5 in the layout of D4RL, and Minari. Only arrays are read; no code in a file is executed.
 
-What is stored without compression is memory-mapped when it is large, so a set may be larger than memory.
+Large arrays that are stored without compression are memory-mapped, so a dataset may be larger than memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +22,26 @@ from rl_training.data.dataset import OPTIONAL, REQUIRED, TransitionDataset
 from rl_training.errors import UserError, did_you_mean
 from rl_training.spec import Array
 
-MAPPED_FROM = 256 << 20  # bytes of an array from which it is mapped instead of read
+MAPPED_FROM = 256 << 20  # arrays of at least this many bytes are mapped instead of read
 _D4RL = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminated", "timeouts": "truncated"}
-MINARI_VERSION = "0.5.0"  # of the layout that is written
+MINARI_VERSION = "0.5.0"  # whose layout is written
 FORMATS = ("npz", "hdf5", "minari")
 
 
 def format_of(path: str | Path) -> str:
-    """The format that a path stands for, by its ending; a directory or an id without one is Minari's."""
+    """The format of a path, by its suffix; without a suffix it is a Minari directory or id."""
     suffix = Path(path).suffix.lower()
     return {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}.get(suffix, "minari")
 
 
 def read_dataset(path: str | Path, kind: str | None = None) -> TransitionDataset:
     kind = kind or format_of(path)
-    readers: dict[str, Callable[[Path], TransitionDataset]] = {
-        "npz": _read_npz,
-        "hdf5": _read_hdf5,
-        "minari": _read_minari,
-    }
+    readers = {"npz": _read_npz, "hdf5": _read_hdf5, "minari": _read_minari}
     return readers[kind](Path(path).expanduser())
 
 
 def write_dataset(dataset: TransitionDataset, path: str | Path, kind: str | None = None, env_id: str = "") -> None:
-    """Complete under its name, or not there."""
+    """Write a dataset; a file with that name is always complete."""
     path, kind = Path(path).expanduser(), kind or format_of(path)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
@@ -72,11 +68,11 @@ def _existing(path: Path, what: str) -> Path:
 
 
 def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
-    """The dataset that named arrays hold, under our names or those of D4RL."""
-    named = {_D4RL.get(name, name): value for name, value in arrays.items()}
+    """The dataset of named arrays; the names may be those of D4RL."""
+    renamed = {_D4RL.get(name, name): value for name, value in arrays.items()}
     known = (*REQUIRED, *OPTIONAL)
-    columns: dict[str, Any] = {k: v for k, v in named.items() if k in known}
-    for name, value in named.items():
+    columns: dict[str, Any] = {k: v for k, v in renamed.items() if k in known}
+    for name, value in renamed.items():
         column, slash, part = name.partition("/")
         if slash and column in ("obs", "next_obs"):
             columns.setdefault(column, {})[part] = value
@@ -84,7 +80,7 @@ def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
         if name not in columns:
             raise UserError(
                 f"{path} has no '{name}'.{did_you_mean(name, map(str, arrays))} Needed: {', '.join(REQUIRED)}; it"
-                f" holds {', '.join(sorted(map(str, arrays))) or 'nothing'}"
+                f" contains {', '.join(sorted(map(str, arrays))) or 'nothing'}"
             )
     lengths = {name: len(value) for name, value in columns.items() if isinstance(value, np.ndarray) and value.ndim}
     if len(set(lengths.values())) > 1 or len(lengths) < sum(isinstance(v, np.ndarray) for v in columns.values()):
@@ -95,19 +91,19 @@ def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
             columns[name] = _flags(columns[name], name, path)
         else:
             columns[name] = np.zeros(len(columns["rewards"]), np.bool_)
-    columns["rewards"] = _one_a_row(columns["rewards"], "rewards", path)
+    columns["rewards"] = _one_per_row(columns["rewards"], "rewards", path)
     if "has_next" in columns:
         columns["has_next"] = _flags(columns["has_next"], "has_next", path)
     if "next_obs" in columns:
-        return _named(columns, path)
-    # Without next observations: the next row's, and rows that have none are left out (as D4RL's own loader does).
+        return _checked(columns, path)
+    # Without next observations: use those of the next row, and leave out rows without one, as D4RL's loader does.
     if not isinstance(columns["obs"], np.ndarray):
-        raise UserError(f"{path} has no 'next_obs', and mixed observations need it")
+        raise UserError(f"{path} has no 'next_obs', which dict observations need")
     ends = columns["terminated"] | columns["truncated"]
     ends[-1] = True
     keep = np.flatnonzero(~ends | columns["terminated"])
     if not len(keep):
-        raise UserError(f"{path} has no 'next_obs', and no two rows that follow each other")
+        raise UserError(f"{path} has no 'next_obs', and no two consecutive rows to take it from")
     following = np.concatenate([columns["obs"][1:], columns["obs"][-1:]])
     following[ends] = columns["obs"][ends]
     # The row before one that is left out becomes the last of its episode.
@@ -116,24 +112,24 @@ def _build(arrays: Mapping[str, Any], path: Path) -> TransitionDataset:
     truncated[lost[lost >= 0]] = True
     truncated &= ~columns["terminated"]
     whole = {**columns, "next_obs": following, "truncated": truncated}
-    return _named({name: value[keep] for name, value in whole.items()}, path)
+    return _checked({name: value[keep] for name, value in whole.items()}, path)
 
 
-def _named(columns: Mapping[str, Any], path: Path) -> TransitionDataset:
+def _checked(columns: Mapping[str, Any], path: Path) -> TransitionDataset:
     try:
         return TransitionDataset(**columns)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _one_a_row(value: Array, name: str, path: Path) -> Array:
+def _one_per_row(value: Array, name: str, path: Path) -> Array:
     if value.size != len(value):
-        raise UserError(f"{path}: {name} must be one number a row; their shape is {value.shape}")
+        raise UserError(f"{path}: {name} must be one number per row; their shape is {value.shape}")
     return value.reshape(-1)
 
 
 def _flags(value: Array, name: str, path: Path) -> Array:
-    value = _one_a_row(value, name, path)
+    value = _one_per_row(value, name, path)
     if value.dtype == np.bool_:
         return value
     if value.dtype.kind not in "iuf" or not np.isin(value, (0, 1)).all():
@@ -160,7 +156,7 @@ def _read_npz(path: Path) -> TransitionDataset:
 
 
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    """One array of an npz; mapped when it is large and stored as it is."""
+    """One array of an npz file; mapped if it is large and not compressed."""
     with archive.open(info) as file:
         try:
             version = npy.read_magic(file)
@@ -168,7 +164,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
             shape, fortran, dtype = reader(file)
             if dtype.hasobject:
                 raise UserError(
-                    f"{path}: '{info.filename}' holds pickled Python objects, which are never loaded; save plain arrays"
+                    f"{path}: '{info.filename}' contains pickled objects, which are never loaded; save plain arrays"
                 )
             header, size = file.tell(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             if header + size != info.file_size:
@@ -178,7 +174,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
         except ValueError as error:
             raise UserError(f"{path}: '{info.filename}' is not a valid array: {error}") from None
         if info.compress_type == zipfile.ZIP_STORED and size >= MAPPED_FROM and not fortran:
-            with open(path, "rb") as raw:  # the local header has its own extra field, so it must be read
+            with open(path, "rb") as raw:  # the local header has an extra field whose length must be read
                 raw.seek(info.header_offset + 26)
                 name, extra = struct.unpack("<HH", raw.read(4))
             offset = info.header_offset + 30 + name + extra + header
@@ -207,13 +203,11 @@ def _opened(path: Path, mode: str = "r") -> Iterator[Any]:
 
 
 def _array(node: Any, path: Path, name: str) -> Array:
-    """One dataset of a file; mapped when it is large and neither chunked nor compressed."""
+    """One array of an HDF5 file; mapped if it is large and neither chunked nor compressed."""
     if not hasattr(node, "dtype"):
-        raise UserError(
-            f"{path}: '{name}' is a group, not an array; mixed observations cannot be read from this layout"
-        )
+        raise UserError(f"{path}: '{name}' is a group, not an array; dict observations cannot be read from this layout")
     if node.dtype.kind not in "fiub":
-        raise UserError(f"{path}: '{name}' holds {node.dtype}, not numbers")
+        raise UserError(f"{path}: '{name}' contains {node.dtype}, not numbers")
     offset = node.id.get_offset() if node.chunks is None and node.compression is None else None
     if offset is not None and node.nbytes >= MAPPED_FROM and not node.external:
         return np.memmap(node.file.filename, node.dtype, "c", offset, node.shape)
@@ -232,7 +226,7 @@ def _write_hdf5(dataset: TransitionDataset, path: Path) -> None:
     with _opened(path, "w") as file:
         for name, array in dataset.arrays().items():
             if "/" in name:
-                raise UserError("mixed observations have no place in the layout of D4RL; write npz instead")
+                raise UserError("the layout of D4RL has no dict observations; write npz instead")
             file.create_dataset(theirs.get(name, name), data=array)
 
 
@@ -273,19 +267,19 @@ def _read_minari(name: Path) -> TransitionDataset:
             for column, value in zip(REQUIRED, columns):
                 parts[column].append(value)
             ended = parts["terminated"][-1], parts["truncated"][-1]
-            if steps and not (ended[0][-1] or ended[1][-1]):  # a part of an episode: the next row is another one
+            if steps and not (ended[0][-1] or ended[1][-1]):  # incomplete: the next row belongs to another episode
                 ended[1][-1] = True
-        return _named({name: np.concatenate(values) for name, values in parts.items()}, path)
+        return _checked({name: np.concatenate(values) for name, values in parts.items()}, path)
 
 
 def _write_minari(dataset: TransitionDataset, path: Path, final: Path, env_id: str) -> None:
     if isinstance(dataset.obs, dict):
-        raise UserError("mixed observations cannot be written as a Minari dataset yet; write npz instead")
+        raise UserError("dict observations cannot be written as a Minari dataset; write npz instead")
     episodes = dataset.closed().episodes()
     for part in episodes:
         if not np.array_equal(dataset.next_obs[part][:-1], dataset.obs[part][1:]):
             raise UserError(
-                "a Minari dataset holds whole episodes, and these rows do not follow each other; write npz instead"
+                "a Minari dataset needs whole episodes, but these rows are not consecutive; write npz instead"
             )
     truncated = dataset.closed().truncated
     data = path / "data"
@@ -307,8 +301,8 @@ def _write_minari(dataset: TransitionDataset, path: Path, final: Path, env_id: s
 
 
 def _space(values: Array) -> str:
-    """The space that values lie in, as Minari writes one: whole numbers of one column are choices, the rest is a box
-    without bounds (those of its type, for images)."""
+    """The space of some values, as Minari writes it: Discrete for a column of whole numbers, otherwise a Box without
+    bounds (for images, with those of their type)."""
     if values.ndim == 1 and values.dtype.kind in "iu":
         low = min(0, int(values.min()))
         count = int(values.max()) - low + 1

@@ -1,7 +1,8 @@
-"""Datasets of named quality, made by our own agents in the manner of D4RL, and scores on its scale.
+"""Dataset levels like those of D4RL, collected by agents of this library, and scores on D4RL's scale.
 
-medium: a stochastic policy at about a third of the way from random to expert; medium-replay: the replay buffer up to
-that policy; expert: the deterministic policy at the end; medium-expert: both, half and half, joined at episode ends.
+medium: a stochastic policy about a third of the way from random to expert. medium-replay: the replay buffer of the
+training up to that policy. expert: the deterministic policy after training. medium-expert: half of each, joined at the
+end of an episode.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rl_training.errors import UserError, did_you_mean
 Level = Literal["random", "medium", "medium-replay", "expert", "medium-expert"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
-# Returns of a random and an expert policy as D4RL publishes them: what 0 and 100 mean.
+# Returns of a random and an expert policy as published by D4RL: they are 0 and 100 on its scale.
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "HalfCheetah": (-280.18, 12135.0),
     "Hopper": (-20.27, 3234.3),
@@ -23,10 +24,10 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
 
 
 class Teacher(NamedTuple):
-    """The agent behind the levels of one environment."""
+    """The agent that collects the datasets of one environment."""
 
     preset: str
-    medium_return: float  # an evaluation that reaches it ends the training of the medium agent
+    medium_return: float  # training of the medium agent ends when an evaluation reaches this return
     eval_interval: int
 
 
@@ -40,13 +41,13 @@ TEACHERS = {
 
 
 def normalized_score(env_id: str, mean_return: float) -> float | None:
-    """100 (R - random) / (expert - random) with the published returns; None where there are none."""
+    """100 (R - random) / (expert - random) with the published returns; None for other environments."""
     low, high = REFERENCE_RETURNS.get(env_id.rpartition("-v")[0], (0.0, 0.0))
     return 100.0 * (mean_return - low) / (high - low) if high > low else None
 
 
 def level_recipe(level: str, env_id: str, size: int = 0, seed: int = 0) -> dict[str, Any]:
-    """The recipe of a level, ready for `load_transition_dataset` or a config."""
+    """The recipe of a level, for `load_transition_dataset` or a config."""
     if level not in LEVELS:
         raise UserError(f"unknown level '{level}'.{did_you_mean(level, LEVELS)} Levels: {', '.join(LEVELS)}")
     if level == "random":

@@ -1,4 +1,4 @@
-"""A ring of transitions that a model made up, filled by a phase: rollouts branch off real states and go on from the
+"""A ring of transitions that a dynamics model generates. Rollouts start at real states and continue from the
 *frontier*, the states that they have reached."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 128
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """`cumsum` over the last axis, in blocks: inductor cannot compile a long scan for CUDA together with what goes
+    """`cumsum` over the last axis, in blocks: inductor cannot compile a long scan for CUDA together with the operations
     before it (pytorch issue 180221)."""
     size = x.shape[-1]
     if size <= BLOCK:
@@ -31,15 +31,15 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 class SyntheticReplay(Storage):
-    """The last `capacity` transitions of `width` rollouts that run abreast; every one kept is drawn equally often."""
+    """The last `capacity` transitions of `width` parallel rollouts, sampled uniformly."""
 
     def __init__(self, spec: EnvSpec, capacity: int, width: int, *, gamma: float) -> None:
         if capacity < width:
             raise UserError(
-                f"a synthetic buffer of {capacity} cannot hold one step of {width} rollouts; make it larger"
+                f"a synthetic buffer of {capacity} transitions cannot hold one step of {width} rollouts; make it larger"
             )
         columns = {k: v for k, v in transition_columns(spec).items() if k != "truncated"}
-        super().__init__(columns, capacity + 1, 1, ring=False)  # the last row takes what is not kept
+        super().__init__(columns, capacity + 1, 1, ring=False)  # transitions that are not kept go to the last row
         self.capacity, self.width, self.gamma = capacity, width, gamma
         self.obs_dim = spec.obs_dim
 
@@ -52,19 +52,19 @@ class SyntheticReplay(Storage):
         return data
 
     def append(self, data: Data, rows: Batch) -> None:
-        """`rows` has the new frontier and, after a step of the rollouts, the transitions [S, R, ...] with `keep`."""
+        """`rows` has the new frontier and, after a step of the rollouts, transitions [S, R, ...] and `keep`."""
         rows = dict(rows)
         frontier = rows.pop("frontier")
-        if rows:  # first: the observations among them may be the old frontier itself
+        if rows:  # before the frontier is replaced: their observations may be the old frontier itself
             self._append(data, rows, rows.pop("keep"))
         copy_into(data["frontier"], frontier)
 
     def _append(self, data: Data, rows: Batch, keep: Tensor) -> None:
-        order = running_sum(keep.to(torch.int64)) - 1  # [S, R]: the number of each kept row among them
+        order = running_sum(keep.to(torch.int64)) - 1  # [S, R]: number of each row among those that are kept
         slots = torch.where(keep, (data["count"] + order) % self.capacity, self.capacity)
         stored = {name: data[name] for name in rows}
         for (_, column), (_, value) in zip(tree_items(stored), tree_items(rows), strict=True):
-            # What is not kept becomes zero: several rows then write the same to the last place, in whatever order.
+            # Rows that are not kept become zero: they all write the same to the last row, so the order does not matter.
             value = torch.where(keep.view(*keep.shape, *[1] * (value.ndim - 2)), value, torch.zeros_like(value))
             write_rows(column, slots, value)
         data["count"].add_(keep.sum(-1, keepdim=True))
@@ -79,4 +79,4 @@ class SyntheticReplay(Storage):
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
-        """Uniform: errors have no use."""
+        """Does nothing: sampling is uniform."""

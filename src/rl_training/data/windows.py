@@ -15,10 +15,10 @@ from rl_training.ops.tree import tree_map
 
 
 class WindowSource(DatasetSource):
-    """Batches of the `length` steps that end with a uniformly drawn one, never reaching back into another episode.
+    """Batches of windows: up to `length` steps of one episode that end with a uniformly drawn step.
 
     Of every step, [B, K, ...]: obs, actions, returns (undiscounted, to the end of the episode), times (steps since its
-    beginning) and mask (is there such a step? missing ones come first). Of every window: weights, indices.
+    start) and mask (false for the missing first steps of a short window). Of every window: weights, indices.
     """
 
     def __init__(self, dataset: TransitionDataset, length: int) -> None:

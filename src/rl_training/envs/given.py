@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
@@ -129,20 +130,25 @@ def fresh(source: EnvSource | GivenEnv) -> EnvSource:
     return source.fresh if isinstance(source, GivenEnv) else source
 
 
-def read_spaces(source: EnvSource, env_kwargs: dict[str, Any] | None = None, masks: bool = False) -> tuple[Any, Any]:
-    """(observation space, action space) of one environment, which is made only for this.
+class Spaces(NamedTuple):
+    """The spaces of an environment, as Gymnasium describes them."""
+
+    observation: gym.Space[Any]
+    action: gym.Space[Any]
+
+
+def read_spaces(source: EnvSource, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False) -> Spaces:
+    """The spaces of an environment, which is made for that purpose and closed again.
 
     With `masks`, a mask that the environment gives in info counts as part of the observation.
     """
     if isinstance(source, VectorSource):
-        vector = source(**(env_kwargs or {}))
-        vector.close()
-        return vector.single_observation_space, vector.single_action_space
-    env = make_env(source, env_kwargs)
-    if masks and (length := info_mask_length(env)):
-        env = InfoMask(env, length)
-    env.close()
-    return env.observation_space, env.action_space
+        with closing(source(**(env_kwargs or {}))) as vector:
+            return Spaces(vector.single_observation_space, vector.single_action_space)
+    with closing(make_env(source, env_kwargs)) as env:
+        if masks and (length := info_mask_length(env)):
+            env = InfoMask(env, length)
+        return Spaces(env.observation_space, env.action_space)
 
 
 def _is_like(made: Any, env: Any) -> bool:

@@ -16,64 +16,66 @@ def _action_space(continuous: bool) -> spaces.Space[Any]:
     return spaces.Box(-1.0, 1.0, (1,), np.float32) if continuous else spaces.Discrete(2)
 
 
-class ConstantReward(gym.Env[Any, Any]):
+class _Timed(gym.Env[Any, Any]):
+    """Episodes of `horizon` steps. The observation is the time t, one-hot."""
+
+    def __init__(self, horizon: int, continuous: bool) -> None:
+        self._horizon, self._t = horizon, 0
+        self.observation_space = spaces.Box(0.0, 1.0, (horizon + 1,), np.float32)
+        self.action_space = _action_space(continuous)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._obs(), {}
+
+    def _ends(self) -> bool:
+        """Count a step; was it the last one of the episode?"""
+        self._t += 1
+        return self._t >= self._horizon
+
+    def _obs(self) -> Any:
+        obs = np.zeros(self._horizon + 1, np.float32)
+        obs[self._t] = 1.0
+        return obs
+
+
+class ConstantReward(_Timed):
     """Reward 1 in every step for `horizon` steps, whatever the action.
 
-    ending="truncated": the observation is constant and the time limit is none of the agent's business, so with correct
-    bootstrapping the value is 1 / (1 - gamma). ending="terminated": the observation is one-hot in the time t and the
-    value is (1 - gamma^(horizon - t)) / (1 - gamma).
+    ending="truncated": the observation is constant and does not show the time limit, so with correct bootstrapping the
+    value is 1 / (1 - gamma). ending="terminated": the observation is one-hot in the time t and the value is
+    (1 - gamma^(horizon - t)) / (1 - gamma).
     """
 
     def __init__(self, horizon: int = 10, ending: str = "truncated", continuous: bool = False) -> None:
         if ending not in ("truncated", "terminated"):
             raise UserError(f"ending must be 'truncated' or 'terminated'; got '{ending}'.")
-        self._horizon, self._terminates, self._t = horizon, ending == "terminated", 0
-        self.observation_space = spaces.Box(0.0, 1.0, (horizon + 1 if self._terminates else 1,), np.float32)
-        self.action_space = _action_space(continuous)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._t = 0
-        return self._obs(), {}
+        super().__init__(horizon, continuous)
+        self._terminates = ending == "terminated"
+        if not self._terminates:
+            self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._t += 1
-        end = self._t >= self._horizon
+        end = self._ends()
         return self._obs(), 1.0, end and self._terminates, end and not self._terminates, {}
 
-    def _obs(self) -> Array:
-        if not self._terminates:
-            return np.ones(1, np.float32)
-        obs = np.zeros(self._horizon + 1, np.float32)
-        obs[self._t] = 1.0
-        return obs
+    def _obs(self) -> Any:
+        return super()._obs() if self._terminates else np.ones(1, np.float32)
 
 
-class DelayedReward(gym.Env[Any, Any]):
+class DelayedReward(_Timed):
     """`horizon` steps, then reward 1 and the end: the value at time t (one-hot) is gamma^(horizon - 1 - t)."""
 
     def __init__(self, horizon: int = 5, continuous: bool = False) -> None:
-        self._horizon, self._t = horizon, 0
-        self.observation_space = spaces.Box(0.0, 1.0, (horizon + 1,), np.float32)
-        self.action_space = _action_space(continuous)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._t = 0
-        return self._obs(), {}
+        super().__init__(horizon, continuous)
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._t += 1
-        end = self._t >= self._horizon
+        end = self._ends()
         return self._obs(), float(end), end, False, {}
 
-    def _obs(self) -> Array:
-        obs = np.zeros(self._horizon + 1, np.float32)
-        obs[self._t] = 1.0
-        return obs
 
-
-class ActionReward(gym.Env[Any, Any]):
+class ActionReward(_Timed):
     """A random sign is shown; the action should match it. Ends after `horizon` steps; a new sign in every step.
 
     Discrete: reward 1 for action 1 at sign +1 and action 0 at sign -1, else 0. Continuous: -(a - sign / 2)^2.
@@ -82,8 +84,9 @@ class ActionReward(gym.Env[Any, Any]):
     """
 
     def __init__(self, horizon: int = 1, continuous: bool = False, observation: str = "vector", size: int = 16) -> None:
-        self._horizon, self._continuous, self._kind, self._size = horizon, continuous, observation, size
-        self._t, self._sign, self._other = 0, 1, 1
+        super().__init__(horizon, continuous)
+        self._continuous, self._kind, self._size = continuous, observation, size
+        self._sign, self._other = 1, 1
         vector = spaces.Box(-1.0, 1.0, (1,), np.float32)
         image = spaces.Box(0, 255, (1, size, size), np.uint8)
         kinds: dict[str, spaces.Space[Any]] = {
@@ -94,12 +97,6 @@ class ActionReward(gym.Env[Any, Any]):
         if observation not in kinds:
             raise UserError(f"observation must be one of {', '.join(kinds)}; got '{observation}'.")
         self.observation_space = kinds[observation]
-        self.action_space = _action_space(continuous)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._t = 0
-        return self._draw(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         target = self._sign * self._other
@@ -107,10 +104,10 @@ class ActionReward(gym.Env[Any, Any]):
             reward = -((float(np.reshape(action, -1)[0]) - target / 2) ** 2)
         else:
             reward = float(int(action) == (target > 0))
-        self._t += 1
-        return self._draw(), reward, self._t >= self._horizon, False, {}
+        return self._obs(), reward, self._ends(), False, {}
 
-    def _draw(self) -> Any:
+    def _obs(self) -> Any:
+        """Show a new sign."""
         self._sign = int(self.np_random.integers(2)) * 2 - 1
         if self._kind == "vector":
             return np.array([self._sign], np.float32)

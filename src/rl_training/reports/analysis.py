@@ -1,4 +1,4 @@
-"""The numbers of a report, as one plain dictionary that JSON, tables and the HTML page are made from."""
+"""The numbers of a report, as a plain dictionary from which JSON, tables and the HTML page are made."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rl_training.experiment.run import stats
 from rl_training.experiment.run.stats import Array
 from rl_training.reports.runs import METRIC, Group, Series, group_runs, load_runs
 
-_POINTS = 100  # of a curve whose seeds were not measured at the same places
+_POINTS = 100  # of a curve whose seeds were not evaluated at the same steps
 _THRESHOLDS = 121  # of a performance profile
 Bounds = Mapping[str, tuple[float, float]]
 _Warn = Callable[[str], None]
 
 
 def known_bounds(extra: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
-    """Scores that stand for 0 and 1, by environment: the packaged table and `ENV=LOW:HIGH` of the user."""
+    """The scores that are normalised to 0 and 1, by environment: the packaged table and the user's `ENV=LOW:HIGH`."""
     text = (resources.files("rl_training") / "assets" / "reference_scores.yaml").read_text(encoding="utf-8")
     table = {env: (float(row["random"]), float(row["reference"])) for env, row in yaml.safe_load(text).items()}
     for word in extra:
@@ -43,12 +43,12 @@ def report(
     paths: Sequence[Any], metric: str = METRIC, *, at: int | None = None, normalize: bool = False,
     bounds: Bounds | None = None, partial: bool = False, mixed: bool = False, warn: _Warn = lambda message: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Everything about the runs. Several environments need `normalize`, or `mixed`: each on its own (a leaderboard)."""
+    """All results of the runs. Several environments need `normalize`, or `mixed` to keep them apart (leaderboard)."""
     groups = group_runs(load_runs(paths, partial=partial, warn=warn), metric, at=at, warn=warn)
     envs = sorted({group.env_id for group in groups})
     if len(envs) > 1 and not normalize and not mixed:
         raise UserError(
-            f"the runs are of {len(envs)} environments ({', '.join(envs)}), whose scores cannot be averaged:"
+            f"the runs use {len(envs)} environments ({', '.join(envs)}), whose scores cannot be averaged:"
             " add --normalize, or use `rl-training leaderboard`, which keeps them apart"
         )
     table = bounds if bounds is not None else known_bounds()
@@ -68,24 +68,23 @@ def compare(
     normalize: bool = False, bounds: Bounds | None = None, partial: bool = False,
     warn: _Warn = lambda message: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """B against A. B is worse when the whole interval of statistic(B) - statistic(A) is below -tolerance."""
+    """Compare B with A. B is worse if the whole interval of statistic(B) - statistic(A) is below -tolerance."""
     if statistic not in ("iqm", "mean", "median"):
         raise UserError(f"unknown statistic '{statistic}'; write iqm, mean or median")
     sides = [_side(label, path, metric, at, partial, warn) for label, path in (("A", a), ("B", b))]
     envs = sorted(sides[0])
     if envs != sorted(sides[1]):
-        raise UserError(f"A is of {', '.join(envs)} and B of {', '.join(sorted(sides[1]))}: compare runs of the same")
+        others = ", ".join(sorted(sides[1]))
+        raise UserError(f"A and B must use the same environments; A uses {', '.join(envs)}, B uses {others}")
     if len(envs) > 1 and not normalize:
-        raise UserError(
-            f"the runs are of {len(envs)} environments ({', '.join(envs)}): add --normalize to compare them"
-        )
+        raise UserError(f"the runs use {len(envs)} environments ({', '.join(envs)}): add --normalize to compare them")
     table = bounds if bounds is not None else known_bounds()
     if normalize:
         _check_bounds(envs, table)
     for label, side in zip("AB", sides):
         for env in envs:
             if len(side[env].seeds) < 2:
-                raise UserError(f"{label} has one seed on {env}: a comparison needs at least two on each side")
+                raise UserError(f"{label} has only one seed on {env}; a comparison needs at least two on each side")
     strata = [
         [_scaled(side[env].scores, table[env]) if normalize else side[env].scores for env in envs] for side in sides
     ]
@@ -107,7 +106,7 @@ def _side(label: str, path: Any, metric: str, at: int | None, partial: bool, war
     side = {group.env_id: group for group in groups}
     if len(side) < len(groups) or len({group.algo for group in groups}) > 1:
         names = ", ".join(sorted({f"{group.name} on {group.env_id}" for group in groups}))
-        raise UserError(f"{label} must hold one algorithm with one set of settings; {path} holds {names}")
+        raise UserError(f"{label} must have one algorithm with one set of settings; {path} has {names}")
     return side
 
 
@@ -127,7 +126,7 @@ def _check_bounds(envs: Sequence[str], table: Bounds) -> None:
     for env in envs:
         if env not in table:
             near = did_you_mean(env, table)
-            raise UserError(f"no reference scores are known for {env}.{near} Give them: --bounds {env}=LOW:HIGH")
+            raise UserError(f"there are no reference scores for {env}.{near} Set them with --bounds {env}=LOW:HIGH")
 
 
 def _scaled(scores: Array, bounds: tuple[float, float]) -> Array:
@@ -171,7 +170,7 @@ def _group(group: Group, bounds: tuple[float, float] | None) -> dict[str, Any]:
 
 
 def _statistics(strata: Sequence[Array], normalised: Sequence[Array] | None) -> dict[str, Any]:
-    """Each statistic with its interval; the optimality gap only of normalised scores."""
+    """Each statistic with its interval; the optimality gap only for normalised scores."""
     out: dict[str, Any] = {}
     for name, function in stats.STATISTICS.items():
         values = normalised if name == "optimality_gap" else strata
@@ -182,7 +181,7 @@ def _statistics(strata: Sequence[Array], normalised: Sequence[Array] | None) -> 
 
 
 def _interval(strata: Sequence[Array], function: stats.Statistic) -> list[float] | None:
-    """None with a single seed: it says nothing about the next one."""
+    """None for a single seed, which says nothing about other seeds."""
     if min(len(scores) for scores in strata) < 2:
         return None
     low, high = stats.interval(strata, function)
@@ -190,9 +189,9 @@ def _interval(strata: Sequence[Array], function: stats.Statistic) -> list[float]
 
 
 def _curve(series: Sequence[Series], axis: str) -> dict[str, Any]:
-    """IQM over the seeds with its interval, where all seeds have values; at their own places when they share them.
+    """IQM over the seeds with its interval, where all seeds have values; at the logged points if all seeds share them.
 
-    On the clock a seed that has ended keeps its last value: seeds of equal steps need not take equal time.
+    On the time axis a seed that has ended keeps its last value, because seeds may take different times.
     """
     places = [getattr(one, axis) for one in series]
     first = max(place[0] for place in places)
@@ -222,7 +221,7 @@ def _profile(strata: Sequence[Array], thresholds: Array) -> dict[str, Any]:
 
 
 def _improvement(strata_a: Sequence[Array], strata_b: Sequence[Array]) -> dict[str, Any]:
-    """The probability that a run of B beats one of A."""
+    """The probability that a run of B beats a run of A."""
     value, low, high = stats.improvement(strata_a, strata_b)
     return {"value": float(value), "ci95": [float(low), float(high)]}
 
@@ -239,7 +238,7 @@ def _pairs(names: Sequence[str], strata: Mapping[str, Sequence[Array]]) -> list[
 
 
 def _overall(groups: Sequence[Group], envs: Sequence[str], table: Bounds) -> dict[str, Any]:
-    """Normalised scores over all environments, of the groups that were run on each of them."""
+    """Normalised scores over all environments, for the groups that have runs on each of them."""
     found: dict[str, dict[str, Array]] = {}
     for group in groups:
         found.setdefault(group.name, {})[group.env_id] = _scaled(group.scores, table[group.env_id])

@@ -18,19 +18,19 @@ from rl_training.reports.png import png
 Image = npt.NDArray[np.uint8]
 COLUMNS = 24  # frames of a strip
 COMPONENTS = 12  # curves of a picture
-SEEN, DREAMED, PAPER = (46, 160, 67), (218, 54, 51), (255, 255, 255)  # frames that the model saw, did not see; between
+SEEN, DREAMED, PAPER = (46, 160, 67), (218, 54, 51), (255, 255, 255)  # borders: observed, predicted, and no border
 GAP = 2
 
 
 def rgb(image: npt.NDArray[Any]) -> Image:
-    """[C, H, W] of any numbers in [0, 255] as [H, W, 3]; of a stack of grey frames the newest."""
+    """An image [C, H, W] with values in [0, 255] as [H, W, 3]; the newest frame of a stack of grey ones."""
     whole = np.clip(np.rint(np.asarray(image, np.float32)), 0, 255).astype(np.uint8)
     colours = whole if len(whole) == 3 else whole[-1:].repeat(3, 0)
     return np.ascontiguousarray(colours.transpose(1, 2, 0))
 
 
 def frame(true: npt.NDArray[Any], model: npt.NDArray[Any], seen: bool, least: int) -> list[Image]:
-    """[what happened, what the model says, the difference] as bordered tiles of at least `least` pixels."""
+    """[true image, the model's image, their difference] as tiles with borders, at least `least` pixels wide."""
     pair = [rgb(true), rgb(model)]
     difference = np.abs(pair[0].astype(np.int16) - pair[1]).astype(np.uint8)
     factor = max(1, -(-least // min(difference.shape[:2])))
@@ -48,7 +48,7 @@ def _bordered(image: Image, colour: tuple[int, int, int]) -> Image:
 
 
 def strip(loop: OpenLoop, part: str, episode: int) -> Image:
-    """One episode: true frames above, the model's in the middle, their difference below."""
+    """One episode as an image: true frames above, the model's in the middle, their differences below."""
     length = int(loop.alive[:, episode].sum())
     chosen = np.unique(np.linspace(0, length - 1, min(COLUMNS, length)).round().astype(int))
     tiles = [
@@ -59,7 +59,7 @@ def strip(loop: OpenLoop, part: str, episode: int) -> Image:
 
 
 def frames(loop: OpenLoop, part: str, episodes: Sequence[int]) -> Iterable[Image]:
-    """A film: the tiles of each episode side by side, episodes below each other; one that has ended stands still."""
+    """The frames of a video: a row of tiles for each episode; an episode that has ended stands still."""
     for t in range(len(loop.alive)):
         rows = []
         for episode in episodes:
@@ -67,11 +67,11 @@ def frames(loop: OpenLoop, part: str, episodes: Sequence[int]) -> Iterable[Image
             pair = loop.true[part][now, episode], loop.model[part][now, episode]
             rows.append(np.concatenate(frame(*pair, now < loop.context, 128), 1))
         whole = np.concatenate(rows)
-        yield whole[: len(whole) // 2 * 2, : whole.shape[1] // 2 * 2]  # the codec wants even sides
+        yield whole[: len(whole) // 2 * 2, : whole.shape[1] // 2 * 2]  # the codec needs even sizes
 
 
 def curves(loop: OpenLoop, part: str, episode: int) -> str:
-    """One panel for each component: what happened, and what the model says once it no longer sees."""
+    """A panel for each component: the true values, and the model's, which are predictions after the context."""
     length = int(loop.alive[:, episode].sum())
     times = list(range(length))
     panels = []
@@ -83,7 +83,7 @@ def curves(loop: OpenLoop, part: str, episode: int) -> str:
         at = plot.x(loop.context - 1)
         plot.parts.append(f'<line class="axis" stroke-dasharray="3 3" x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="232"/>')
         panels.append((f"{part} {i}", plot))
-    return svg.figure("Open-loop prediction", panels, ("true", "model (sees left of the line)"))
+    return svg.figure("Open-loop prediction", panels, ("true", "model (observes left of the line)"))
 
 
 def error_curves(loop: OpenLoop) -> str:
@@ -91,11 +91,11 @@ def error_curves(loop: OpenLoop) -> str:
     for part, error in loop.error.items():
         still = loop.still[part]
         top = float(max(error.max(), still.max())) or 1.0
-        plot = svg.Plot((0, len(error) - 1), (0.0, 1.05 * top), "steps without seeing", unit(part, loop), part)
+        plot = svg.Plot((0, len(error) - 1), (0.0, 1.05 * top), "steps without observation", unit(part, loop), part)
         plot.curve(0, list(range(len(error))), error.tolist())
         plot.curve(1, list(range(len(still))), still.tolist())
         panels.append((part, plot))
-    return svg.figure("Open-loop error", panels, ("model", "if nothing changed"))
+    return svg.figure("Open-loop error", panels, ("model", "no change"))
 
 
 def unit(part: str, loop: OpenLoop) -> str:
@@ -117,7 +117,7 @@ def training_curves(course: Course, path: Path) -> None:
 
 
 def write_dreams(loop: OpenLoop, folder: Path, episodes: Sequence[int], fps: int = 8) -> list[Path]:
-    """All pictures of some episodes; returns what was written. A film needs moviepy."""
+    """Write all pictures of some episodes and return their paths. Videos need moviepy."""
     written = []
 
     def put(name: str, data: bytes) -> None:
@@ -132,12 +132,12 @@ def write_dreams(loop: OpenLoop, folder: Path, episodes: Sequence[int], fps: int
             else:
                 put(f"{part}_{episode}.svg", curves(loop, part, episode).encode())
         if image and importlib.util.find_spec("moviepy") is not None:
-            written.append(_film(list(frames(loop, part, episodes)), folder / f"{part}.mp4", fps))
+            written.append(_write_video(list(frames(loop, part, episodes)), folder / f"{part}.mp4", fps))
     put("error.svg", error_curves(loop).encode())
     return written
 
 
-def _film(images: list[Image], path: Path, fps: int) -> Path:
+def _write_video(images: list[Image], path: Path, fps: int) -> Path:
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     clip = ImageSequenceClip(images, fps=fps)

@@ -1,4 +1,4 @@
-"""A report as one HTML page: style, script and plots inside, nothing from the network."""
+"""A report as one HTML page that contains its style, script and plots and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -12,29 +12,25 @@ from rl_training.reports import svg, text
 from rl_training.reports.runs import METRIC, TRAINING
 
 _NAMES = {METRIC: "evaluation return", TRAINING: "training return"}
-# The page may not load anything, whatever names a run directory has brought into it.
+# The page must not load anything, whatever the names in a run directory contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def page(data: Mapping[str, Any], title: str) -> str:
-    """The whole page."""
+    """The HTML text of the page."""
     names = sorted({group["name"] for section in _sections(data) for group in section["groups"]})
     envs = [environment["env_id"] for environment in data["environments"]]
     runs = {run for environment in data["environments"] for group in environment["groups"] for run in group["runs"]}
     lead = f"{_count(len(names), 'group')} · {_count(len(envs), 'environment')} · {_count(len(runs), 'run')}"
     body = [f"<header><h1>{escape(title)}</h1><p class='lead'>{lead}</p></header>"]
     body += ["".join(f"<p class='note'>{escape(note)}</p>" for note in text.notes(data))]
-    colours = {name: i for i, name in enumerate(names)}  # a group has the same one in every section
+    colours = {name: i for i, name in enumerate(names)}  # a group has the same colour in every section
     for section, (heading, head, rows) in zip(_sections(data), text.tables(data)):
         top = f"<section><h2>{escape(heading)}</h2>{_legend(section, colours)}{_table(head, rows)}"
         body.append(f"{top}{_plots(section, data, colours)}{_matrix(section)}</section>")
     body.append(f"<footer>{_EXPLAINED}</footer>")
-    style = (
-        _file("page.css")
-        + svg.PLOT_CSS
-        + svg.colour_css(svg.LIGHT)
-        + f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
-    )
+    dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
+    style = _file("page.css") + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -97,7 +93,7 @@ def _plots(section: Mapping[str, Any], data: Mapping[str, Any], colours: Mapping
         figures.append(_curves(groups, order, "clock", "seconds", "seconds", "Wall-clock time"))
         rows = [(g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
         body = svg.strips(rows, order, score, f"Final scores on {section['env_id']}")
-        figures.append(_figure("Scores", "one dot a seed; the large dot is the IQM with its 95 % interval", body))
+        figures.append(_figure("Scores", "one dot per seed; the large dot is the IQM with its 95 % interval", body))
     else:
         rows = [(g["name"], [], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
         body = svg.strips(rows, order, "IQM of normalised scores", "IQM over all environments")
@@ -129,7 +125,7 @@ def _profiles(section: Mapping[str, Any], order: Sequence[int], x_label: str) ->
     for group, index in zip(section["groups"], order):
         profile = group["profile"]
         fraction = profile["fraction"]
-        # A band beyond the group's own scores would only cover those of the others.
+        # Beyond the group's own scores a band would only hide the other groups.
         first, last = max(fraction.count(1.0) - 1, 0), len(fraction) - max(fraction.count(0.0) - 1, 0)
         plot.curve(index, xs, fraction, band=[profile[name][first:last] for name in ("low", "high")], at=xs[first:last])
         hover.append(_hover(group, index, xs, fraction, profile))
@@ -139,14 +135,14 @@ def _profiles(section: Mapping[str, Any], order: Sequence[int], x_label: str) ->
 def _hover(
     group: Mapping[str, Any], index: int, xs: Sequence[float], ys: Sequence[float], ends: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the script shows under the pointer."""
+    """The values that the script shows at the pointer."""
     return {"name": group["name"], "index": index, "x": xs, "y": ys, "low": ends["low"], "high": ends["high"]}
 
 
 def _figure(title: str, caption: str, body: str, data: Sequence[Mapping[str, Any]] | None = None) -> str:
     script = ""
     if data is not None:
-        plain = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name can end the element
+        plain = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # so that no name can end the element
         script = f"<script type='application/json'>{plain}</script>"
     return (
         f"<figure><h3>{escape(title)}</h3>{body}<figcaption>{escape(caption[:1].upper() + caption[1:])}.</figcaption>"
@@ -177,16 +173,15 @@ def _matrix(section: Mapping[str, Any]) -> str:
             )
         rows += f"<tr><th scope='row'>{escape(first)}</th>{cells}</tr>"
     return (
-        "<h3>Probability of improvement</h3><p class='note'>That a run of the row beats a run of the column, with its"
-        " 95 % interval; bold where the whole interval is above 50 %.</p>"
+        "<h3>Probability of improvement</h3><p class='note'>Probability that a run of the row beats a run of the"
+        " column, with its 95 % interval; bold if the whole interval is above 50 %.</p>"
         f"<div class='scroll' tabindex='0'><table class='matrix'><thead><tr><td></td>{top}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 
 
 _EXPLAINED = (
-    "<b>IQM</b>: mean without the lowest and highest quarter of the scores. <b>Gap</b>: how far normalised scores are"
-    " below the reference on average. <b>Beats next</b>: probability that a run of this row beats a run of the next."
-    " Intervals: stratified bootstrap over seeds with small-sample correction (t quantiles); each covers the truth in"
-    " about 95 % of studies. Made by rl-training."
+    " ".join(f"<b>{term}</b>: {meaning}." for term, meaning in text.TERMS.items())
+    + " Intervals: stratified bootstrap over seeds with small-sample correction (t quantiles); each contains the true"
+    " value in about 95 % of studies. Made by rl-training."
 )

@@ -1,4 +1,4 @@
-"""PNG files from arrays, without a library for it (W3C, Portable Network Graphics, third edition)."""
+"""Writes arrays as PNG files (W3C, Portable Network Graphics, third edition)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def png(image: npt.NDArray[np.uint8]) -> bytes:
-    """The file of an RGB image [H, W, 3]."""
+    """The bytes of a PNG file with an RGB image [H, W, 3]."""
     height, width, _ = image.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], 1)  # filter 0: none
 

@@ -1,4 +1,4 @@
-"""Run directories as a report reads them: what was trained, with which settings, and every seed's curve."""
+"""Reads run directories for reports: what was trained, with which settings, and the curve of every seed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from rl_training.errors import UserError, did_you_mean
-from rl_training.experiment.run.config import read_config
+from rl_training.experiment.run.config import flat, read_config
 from rl_training.experiment.run.metrics import FILE, read_metrics
 from rl_training.experiment.run.run_dir import read_status
 from rl_training.experiment.run.stats import Array
 
 METRIC = "eval/mean_reward"
-TRAINING = "rollout/ep_rew_mean"  # the curve of a run that was evaluated only at its end
+TRAINING = "rollout/ep_rew_mean"  # used as the curve of a run that was evaluated only at its end
 _CONFIG = "config.yaml"
 _FINISHED = ("completed", "stopped")
-_DEEPEST = 4  # levels below the given directory where runs are looked for
-# Settings that do not change what is learned: runs that differ in nothing else are one group.
-_UNIMPORTANT = {
+_MAX_DEPTH = 4  # levels of directories that are searched for runs
+# Settings that do not change what is learned: runs that differ only in these form one group.
+_IRRELEVANT = {
     "algo", "env_id", "seed", "seeds", "output_dir", "device", "execution", "vectorization", "eval_episodes",
     "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_at_return", "tags",
 }  # fmt: skip
@@ -32,7 +32,7 @@ _UNIMPORTANT = {
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one seed, in the order of its steps."""
+    """One metric of one seed, in order of steps."""
 
     steps: Array
     seconds: Array  # since the start, without the time between an interruption and its resume
@@ -57,7 +57,7 @@ class Run:
         return {key for record in self.records for key in record} - {"step", "time", "seed"}
 
     def series(self, metric: str) -> dict[int, Series]:
-        """By seed; seeds that never logged the metric are left out."""
+        """The metric by seed, without the seeds that never logged it."""
         clock = _clock(self.records)
         found: dict[int, list[tuple[float, float]]] = {}
         for record in self.records:
@@ -65,7 +65,7 @@ class Run:
             if isinstance(value, int | float) and math.isfinite(value):
                 if "seed" in record:
                     found.setdefault(record["seed"], []).append((record["step"], value))
-                elif len(self.seeds) == 1:  # in a study, a line without a seed is about all of them
+                elif len(self.seeds) == 1:  # in a study, a line without a seed describes all seeds
                     found.setdefault(self.seeds[0], []).append((record["step"], value))
         out = {}
         for seed, points in found.items():
@@ -77,48 +77,48 @@ class Run:
 def load_runs(
     paths: Iterable[str | Path], *, partial: bool = False, warn: Callable[[str], None] = lambda message: None
 ) -> list[Run]:
-    """The runs at, or below, each path.
+    """The runs at or below each path.
 
-    A run that did not end is refused where it was named, and skipped with a warning where it was found in a directory;
-    `partial` takes it as far as it got.
+    An unfinished run is an error if its own directory is given; inside another directory it is skipped with a warning.
+    `partial` includes unfinished runs with the results they have.
     """
     found: dict[Path, Run] = {}
     for path in map(Path, paths):
-        named = (path / _CONFIG).is_file()
-        for directory in [path] if named else _below(path):
+        is_run = (path / _CONFIG).is_file()
+        for directory in [path] if is_run else _below(path):
             status = read_status(directory)
             if status not in _FINISHED and not partial:
                 problem = _unfinished(directory, status)
-                if named:
-                    raise UserError(f"{problem}, or add --partial to take it as far as it got")
+                if is_run:
+                    raise UserError(f"{problem}, or add --partial to use the results it has")
                 warn(f"skipped: {problem}")
                 continue
             found.setdefault(directory.resolve(), _read(directory))
     if not found:
-        raise UserError("there is no finished run to report on; --partial takes unfinished ones as far as they got")
+        raise UserError("there are no finished runs to report on; --partial includes unfinished ones")
     return list(found.values())
 
 
 def _below(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise UserError(f"{path} is {'not a directory' if path.exists() else 'not there'}; give run directories")
+        raise UserError(f"{path} {'is not a directory' if path.exists() else 'does not exist'}; pass run directories")
     found = []
     for folder, names, files in os.walk(path):
         if _CONFIG in files:
             found.append(Path(folder))
             names.clear()
-        elif len(Path(folder).relative_to(path).parts) >= _DEEPEST:
+        elif len(Path(folder).relative_to(path).parts) >= _MAX_DEPTH:
             names.clear()
         names.sort()
     if not found:
         empty = next(path.iterdir(), None) is None
-        raise UserError(f"{path} {'is empty' if empty else 'holds no run'}: a run directory has a {_CONFIG}")
+        raise UserError(f"{path} {'is empty' if empty else 'contains no run'}; a run directory has a {_CONFIG}")
     return found
 
 
 def _unfinished(path: Path, status: str | None) -> str:
     state = "its status cannot be read" if status is None else f"its status is '{status}'"
-    return f"{path} is a half-written run ({state}); finish it with `rl-training resume --run {path}`"
+    return f"{path} is an unfinished run ({state}); finish it with `rl-training resume --run {path}`"
 
 
 def _read(path: Path) -> Run:
@@ -127,29 +127,20 @@ def _read(path: Path) -> Run:
     seeds = config.get("seeds") or [config.get("seed", 0)]
     whole = isinstance(seeds, list | tuple) and all(isinstance(seed, int) for seed in seeds)
     if not (isinstance(algo, str) and isinstance(env_id, str) and whole):
-        raise UserError(f"{path / _CONFIG} is damaged: it does not say algo, env_id and seeds")
+        raise UserError(f"{path / _CONFIG} is damaged: algo, env_id or seeds are missing")
     if not (path / FILE).is_file():
-        raise UserError(f"{path} is a half-written run: it has no {FILE}")
+        raise UserError(f"{path} is an unfinished run: it has no {FILE}")
     records = read_metrics(path)
     for number, record in enumerate(records, start=1):
         if not all(isinstance(record.get(key), int | float) for key in ("step", "time")):
             raise UserError(f"{path / FILE} is damaged: line {number} has no step and time")
-    settings = {key: value for key, value in config.items() if key not in _UNIMPORTANT}
-    return Run(path, algo, env_id, tuple(seeds), dict(_flat(settings)), records)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Settings by their shortest name: those of the algorithm stand for themselves."""
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            yield from _flat(value, "" if name == "algo_kwargs" else f"{name}.")
-        else:
-            yield name, json.dumps(value, default=str)
+    relevant = flat({key: value for key, value in config.items() if key not in _IRRELEVANT})
+    settings = {k.removeprefix("algo_kwargs."): json.dumps(value, default=str) for k, value in relevant.items()}
+    return Run(path, algo, env_id, tuple(seeds), settings, records)
 
 
 def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Seconds of training against steps. The logged speed knows about interruptions; the time of day does not."""
+    """Seconds of training against steps, from the logged speed, which does not include interruptions."""
     known = {0.0: 0.0}
     for record in records:
         speed = record.get("time/fps")
@@ -169,12 +160,12 @@ def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[floa
 class Group:
     """Runs of one algorithm, with the same settings, on one environment: every seed is one score."""
 
-    name: str  # the algorithm, and the settings that tell it from the other groups
+    name: str  # the algorithm, and the settings that distinguish it from the other groups
     algo: str
     env_id: str
     runs: tuple[Path, ...]
     series: Mapping[int, Series]  # by seed
-    curves: Mapping[int, Series]  # the same, or the training return where the metric has no curve
+    curves: Mapping[int, Series]  # the same, or the training return if the metric has only one value
     curve_metric: str
 
     @property
@@ -192,7 +183,7 @@ class Group:
 
     @property
     def seconds(self) -> float:
-        """Of the longest run. The seeds of a study are trained together and share its clock."""
+        """Duration of the longest run. The seeds of a study are trained together and have the same duration."""
         return float(max(series.seconds[-1] for series in self.series.values()))
 
 
@@ -200,7 +191,7 @@ def group_runs(
     runs: Sequence[Run], metric: str = METRIC, *, at: int | None = None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> list[Group]:  # fmt: skip
-    """Pool runs that differ only in their seeds. Of a seed that was run twice, the later run counts."""
+    """Pool runs that differ only in their seeds. If a seed was run twice, the later run counts."""
     known = set().union(*(run.metrics for run in runs))
     if metric not in known:
         raise UserError(f"unknown metric '{metric}'.{did_you_mean(metric, known)} The runs log: {_list(known)}")
@@ -231,10 +222,10 @@ def _pool(
         missing = [seed for seed in run.seeds if seed not in found or not len(found[seed].values)]
         if missing:
             late = f" up to step {at:,}" if at is not None and metric in run.metrics else ""
-            raise UserError(f"{run.path} is a half-written run: seed {missing[0]} has no '{metric}'{late} yet")
+            raise UserError(f"{run.path} is an unfinished run: seed {missing[0]} has no '{metric}'{late} yet")
         for seed in run.seeds:
             if seed in origin:
-                warn(f"seed {seed} of {name} on {env_id} was run twice: {run.path} counts, {origin[seed]} does not")
+                warn(f"seed {seed} of {name} on {env_id} was run twice: using {run.path}, ignoring {origin[seed]}")
             origin[seed] = run.path
         series |= found
         training |= {seed: values.until(at) for seed, values in run.series(TRAINING).items()}

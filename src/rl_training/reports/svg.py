@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines with bands, dots with intervals. Colours are CSS classes: light and dark are one drawing."""
+"""Plots as SVG text: lines with bands, dots with intervals. Colours are CSS classes, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLOURS = 8
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 Points = Sequence[float]
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart; lighter ones for dark pages.
+# The colours of Okabe and Ito, which people with colour blindness can distinguish; lighter ones for dark pages.
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8549a", "#a67c00", "#2f9fd8", "#7a4fb5", "#5b6470")
 DARK = ("#56b4e9", "#ff8c42", "#2bc79a", "#e58fc6", "#e6c229", "#9ad4ff", "#b79cff", "#b0bac5")
 
@@ -32,7 +32,7 @@ PLOT_CSS = (
 
 
 def dash(index: int) -> str:
-    """The attribute that tells a group from the one of the same colour."""
+    """The dash pattern that distinguishes groups of the same colour, as an SVG attribute."""
     pattern = _DASHES[index // COLOURS % len(_DASHES)]
     return f' stroke-dasharray="{pattern}"' if pattern else ""
 
@@ -59,7 +59,7 @@ def short(value: float) -> str:
 
 
 class Plot:
-    """Axes, then what is drawn on them, in the units of the data."""
+    """Axes, and curves that are drawn on them in the units of the data."""
 
     def __init__(
         self, xs: tuple[float, float], ys: tuple[float, float], x_label: str, y_label: str, title: str, *,
@@ -96,7 +96,7 @@ class Plot:
     def curve(
         self, index: int, xs: Points, ys: Points, band: Sequence[Points] | None = None, at: Points | None = None
     ) -> None:
-        """A line, with a band (low, high) where there is one; `at` are the band's places if not the line's."""
+        """Draw a line, with a band (low, high) if given; `at` are the x values of the band if they differ."""
         body = ""
         if band:
             low, high = band
@@ -109,7 +109,7 @@ class Plot:
         self.series(index, body)
 
     def series(self, index: int, body: str) -> None:
-        """What belongs to one group: it is shown and hidden as a whole."""
+        """Add the elements of one group, which are shown and hidden together."""
         self.parts.append(f'<g class="s{index % COLOURS}" data-group="{index}">{body}</g>')
 
     def _points(self, points: Sequence[tuple[float, float]]) -> str:
@@ -125,7 +125,7 @@ class Plot:
 
 
 def figure(title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str], columns: int = 3) -> str:
-    """A file of its own: named panels below a legend, in the colours of the reader's page."""
+    """A complete SVG file: named panels below a legend, for light and dark pages."""
     columns, gap = max(1, min(columns, len(panels))), 26
     wide = max([146, *(46 + 7 * len(name) for name in legend if len(name) > 14)])
     per_row = max(1, columns * WIDTH // wide)
@@ -154,7 +154,7 @@ def figure(title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str]
 def strips(
     rows: Sequence[tuple[str, Points, float, Points | None]], order: Sequence[int], x_label: str, title: str
 ) -> str:
-    """One row for each (name, scores, centre, interval): every score a dot, the centre with its interval on top."""
+    """A row for each (name, scores, centre, interval): a dot for each score, and the centre with its interval."""
     every = [score for _, scores, centre, ends in rows for score in (*scores, centre, *(ends or ()))]
     tall = 44
     plot = Plot(
@@ -177,7 +177,7 @@ def strips(
 
 
 def padded(values: Sequence[float]) -> tuple[float, float]:
-    """The range of the values, with a little room on both sides."""
+    """The range of the values with some space on both sides."""
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

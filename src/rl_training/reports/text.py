@@ -9,9 +9,15 @@ from typing import Any
 
 _HEAD = ["#", "algorithm", "IQM [95 % interval]", "mean", "median", "gap", "beats next", "seeds", "steps", "time"]
 
+TERMS = {
+    "IQM": "mean without the lowest and highest quarter of the scores",
+    "Gap": "how far normalised scores are below the reference on average",
+    "Beats next": "probability that a run of this row beats a run of the next row",
+}
+
 
 def number(value: float) -> str:
-    """With as many digits as a score needs: 7980, -139.0, 0.87."""
+    """A score with a suitable number of digits: 7980, -139.0, 0.87."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
@@ -35,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def tables(data: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """(title, head, rows) of every table: all environments together first, where there is one scale for them."""
+    """(title, head, rows) of every table; the first is for all environments together, if scores are normalised."""
     out = []
     overall = data["overall"]
     if overall is not None:
@@ -74,9 +80,9 @@ def notes(data: Mapping[str, Any]) -> list[str]:
     at = f" up to step {data['at']:,}" if data["at"] is not None else ""
     lines = [f"Score: the last '{data['metric']}' of each seed{at}; higher is better."]
     if any(len(group["scores"]) == 1 for env in data["environments"] for group in env["groups"]):
-        lines.append("One seed has no interval: it says nothing about the next one.")
+        lines.append("A single seed has no interval: it says nothing about other seeds.")
     if data["overall"] is not None and data["overall"]["left_out"]:
-        lines.append(f"Not run on all environments: {', '.join(data['overall']['left_out'])}.")
+        lines.append(f"Left out, because not run on all environments: {', '.join(data['overall']['left_out'])}.")
     return lines
 
 
@@ -104,8 +110,5 @@ def markdown(data: Mapping[str, Any], title: str) -> str:
         body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         parts.append(f"## {name}\n\n{body}")
     parts.append("\n".join(notes(data)))
-    parts.append(
-        "IQM: mean without the lowest and highest quarter. Gap: how far normalised scores are below the reference on"
-        " average. Beats next: probability that a run of this row beats a run of the next."
-    )
+    parts.append(" ".join(f"{term}: {meaning}." for term, meaning in TERMS.items()))
     return "\n\n".join(parts) + "\n"

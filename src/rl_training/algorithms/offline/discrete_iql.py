@@ -29,9 +29,8 @@ class DiscreteIQL(ImplicitQ[DiscreteIQLHyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        return self.named_networks(
-            DiscreteIQLModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
-        )
+        model = DiscreteIQLModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
+        return self.named_networks(model)
 
     def setup(self) -> None:
         super().setup()

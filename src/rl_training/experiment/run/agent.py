@@ -18,7 +18,7 @@ from rl_training.envs.given import EnvInput, fresh, given, read_spaces
 from rl_training.envs.masks import mask_components, rows_without_actions
 from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, make_action_spec
 from rl_training.errors import UserError
-from rl_training.experiment.run.checkpoint import Checkpoint, load_checkpoint, readable, resolve
+from rl_training.experiment.run.checkpoint import Checkpoint, checkpoint_errors, load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.stats import eval_summary
 from rl_training.ops import rng
@@ -81,7 +81,7 @@ class Agent:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
     ) -> Agent:
-        with readable(checkpoint.path):
+        with checkpoint_errors(checkpoint.path):
             config = TrainConfig(**checkpoint.meta["config"])
             spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
         algorithm = build_algorithm(config, spec, choose_device(device))
@@ -99,13 +99,13 @@ class Agent:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
         if self._encoder is None:
             masks = self.algorithm.masks
-            self._space, actions = read_spaces(self.env, self.config.env_arguments("evaluation"), masks)
+            self._space, actions = read_spaces(self.env, self.config.env_arguments("evaluation"), masks=masks)
             self._encoder = ObsEncoder(self._space, masks)
-            self._check_spec(self._encoder.spec, make_action_spec(actions))
+            self.check_spec(self._encoder.spec, make_action_spec(actions))
             self._decoder = ActionDecoder(self.algorithm.spec.action, actions)
         return self._encoder, self._decoder
 
-    def _check_spec(self, observation: Any, action: Any) -> None:
+    def check_spec(self, observation: Any, action: Any) -> None:
         """The environment must be the kind the policy was trained on."""
         spec = self.algorithm.spec
         if observation != spec.observation or (action.kind, action.dim, action.nvec) != (

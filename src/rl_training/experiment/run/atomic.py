@@ -1,7 +1,7 @@
-"""Writes that survive a kill or a power cut, and failpoints that let tests prove it.
+"""File writes that survive a kill or a power cut, and failpoints that let tests prove it.
 
-A file becomes visible under its final name only when its bytes are on disk, so a reader sees the old content or the new
-one, never a half. Every name in between contains `.tmp-`, so that the next start can recognise and remove it.
+A file gets its final name only when its bytes are on disk, so a reader sees either the old content or the new. Names
+of unfinished files contain `.tmp-`, so that the next start can find and remove them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HASH_BLOCK = 1 << 20
 
 
 class WriteError(UserError, OSError):
-    """A file could not be written, in one sentence; what was there before is untouched. `errno` says why."""
+    """A file could not be written; its old content is untouched. `errno` is the number of the system's error."""
 
 
 @functools.cache
 def _plan() -> dict[str, tuple[str, int | None]]:
-    """`name=action[@k]` entries of the variable: name -> (action, k). Read once: a run cannot change its own faults."""
+    """The failpoints in the environment variable, written `name=action[@k]`: name -> (action, k). Read only once."""
     plan: dict[str, tuple[str, int | None]] = {}
     for entry in filter(None, os.environ.get(FAILPOINT_VARIABLE, "").split(",")):
         name, _, rest = entry.strip().partition("=")
@@ -51,7 +51,7 @@ _hits: dict[str, int] = {}
 
 
 def failpoint(name: str) -> None:
-    """Fail here if the environment asks for it: every time, or at the k-th passage only (`name=EIO@2`)."""
+    """Fail here if the environment variable says so: every time, or only the k-th time (`name=EIO@2`)."""
     plan = _plan()
     if not plan or name not in plan:
         return
@@ -66,12 +66,12 @@ def failpoint(name: str) -> None:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A fresh name beside `path`: a rename is atomic only within one file system."""
+    """An unused name in the same directory: a rename is atomic only within one file system."""
     return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
 
 
 def fsync_directory(directory: Path, point: str = "directory") -> None:
-    """Make names created in, or renamed into, `directory` durable; their files' own fsync does not do that."""
+    """Make new names in `directory` durable, which the fsync of the files themselves does not do."""
     failpoint(f"{point}.before")
     if os.name != "nt":  # Windows cannot open a directory
         descriptor = os.open(directory, os.O_RDONLY)
@@ -83,7 +83,7 @@ def fsync_directory(directory: Path, point: str = "directory") -> None:
 
 
 def write_durable(path: Path, blocks: Iterable[bytes | memoryview], point: str = "file") -> tuple[str, int]:
-    """Write a new file and fsync it; its SHA-256 and size come from the blocks, so a bad disk shows up when read."""
+    """Write a new file and fsync it. Returns SHA-256 and size of the given data, so that reading detects a bad disk."""
     digest, size = hashlib.sha256(), 0
     with open(path, "xb") as file:
         for block in blocks:
@@ -147,7 +147,7 @@ def replace_directory(path: Path, source: Path) -> Path:
 
 
 def map_json(value: Any, non_finite: Callable[[float], Any]) -> Any:
-    """`value` as plain JSON types (also tuples, NumPy scalars and arrays); NaN and infinities as `non_finite` says."""
+    """`value` (also tuples, tensors and NumPy values) as JSON types; `non_finite` replaces NaN and infinity."""
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -164,7 +164,7 @@ def map_json(value: Any, non_finite: Callable[[float], Any]) -> Any:
 
 
 def strict_json(data: bytes) -> Any:
-    """Parse JSON of unknown origin: no duplicate keys, no NaN; every kind of nonsense is a ValueError."""
+    """Parse JSON from an untrusted file. Duplicate keys, NaN and every other error are a ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -182,7 +182,7 @@ def strict_json(data: bytes) -> Any:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a plain file for reading; a symlink, device or pipe is an OSError, so that nothing outside is read."""
+    """Open a plain file for reading. A symbolic link, device or pipe is an OSError, so nothing outside is read."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link")
@@ -194,7 +194,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def sha256_of(file: IO[bytes]) -> str:
-    """Digest of the rest of an open file, one block in memory at a time."""
+    """Digest of the rest of an open file, read block by block."""
     digest = hashlib.sha256()
     while block := file.read(_HASH_BLOCK):
         digest.update(block)
@@ -202,7 +202,7 @@ def sha256_of(file: IO[bytes]) -> str:
 
 
 def try_lock(directory: Path) -> int | None:
-    """Lock a directory until the descriptor is closed or the process dies; None where locks are not supported."""
+    """Lock a directory until the returned descriptor is closed or the process ends; None where locks do not work."""
     try:
         import fcntl
     except ImportError:
@@ -220,12 +220,12 @@ def try_lock(directory: Path) -> int | None:
 
 
 @contextmanager
-def held(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
-    """A directory for one process alone, made where it is missing; after `wait` seconds it is somebody else's."""
+def exclusive_directory(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
+    """Lock a directory for this process, creating it if needed; a UserError if it is still locked after `wait` s."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{directory} is a file, or below one: give another --output-dir") from None
+        raise UserError(f"{directory} is a file or inside one; choose another --output-dir") from None
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -234,7 +234,7 @@ def held(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise UserError(
-                    f"another process is working on {what} in {directory}: wait until it has ended, or stop it"
+                    f"another process is working on {what} in {directory}; wait for it to finish, or stop it"
                 ) from None
             time.sleep(0.05)
     try:
@@ -244,8 +244,17 @@ def held(directory: Path, what: str, wait: float = 0.0) -> Iterator[None]:
             os.close(lock)
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
 def os_reason(error: OSError) -> str:
-    """Why a file operation failed, in words a user can act on."""
+    """Why a file operation failed, in words that a user can act on."""
     words = {
         errno.ENOSPC: "the disk is full",
         errno.EDQUOT: "the disk quota is used up",
@@ -257,7 +266,7 @@ def os_reason(error: OSError) -> str:
 
 
 def write_error(what: str, error: OSError) -> WriteError:
-    """The sentence to show instead of `error`."""
+    """`error` as a sentence for the user."""
     result = WriteError(f"{what}: {os_reason(error)}.")
     result.errno = error.errno
     return result

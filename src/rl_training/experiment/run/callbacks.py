@@ -1,4 +1,4 @@
-"""Hooks into a run. Every method may be left empty; `trainer.request_stop(reason)` ends the run with a checkpoint."""
+"""Hooks into a run. Override the methods you need; `trainer.request_stop(reason)` ends the run with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rl_training.experiment.run.result import TrainResult
 
 
 class TrainingRun(Protocol):
-    """What a callback may use of the run that calls it."""
+    """The part of a run that callbacks may use."""
 
     config: TrainConfig
     run_dir: Path
 
     @property
     def env_steps(self) -> int:
-        """Environment steps taken so far, of each seed."""
+        """Environment steps that each seed has taken so far."""
 
     def request_stop(self, reason: str) -> None:
         """End the run cleanly, with a checkpoint, at the next safe point."""
 
     def agent(self, seed: int | None = None) -> Agent:
-        """The policy as it is now."""
+        """An agent with the current policy."""
 
 
 class Callback:
     def on_train_start(self, trainer: TrainingRun) -> None: ...
 
     def on_collect_end(self, trainer: TrainingRun, result: dict[str, Any]) -> None:
-        """After each stretch of training; `result` has env_steps and gradient_steps."""
+        """Called after each block of training steps; `result` has env_steps and gradient_steps."""
 
     def on_update_end(self, trainer: TrainingRun, result: dict[str, float]) -> None:
-        """When metrics of the last update are logged (they are read from the device then, not after each update)."""
+        """Called when the metrics of the last update are logged; they stay on the device until then."""
 
     def on_eval_end(self, trainer: TrainingRun, metrics: dict[str, Any]) -> None: ...
 
@@ -51,26 +51,26 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-def checked(callbacks: Any) -> list[Callback]:
-    """A list of callbacks, or a sentence."""
+def check_callbacks(callbacks: Any) -> list[Callback]:
+    """The callbacks as a list; anything else is a UserError."""
     given: list[Any] = list(callbacks) if isinstance(callbacks, Iterable) else [None]
     if not all(isinstance(callback, Callback) for callback in given):
         raise UserError(f"callbacks must be a list of Callback objects, not {callbacks!r}")
     return given
 
 
-def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """By class, and by order among those of one class: a name that is the same when the run resumes."""
+def callbacks_by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class name and number within the class, so that a resumed run finds the same names."""
     names = [type(callback).__qualname__ for callback in callbacks]
     return {f"{name}.{names[:i].count(name)}": callbacks[i] for i, name in enumerate(names)}
 
 
 class EarlyStopping(Callback):
-    """Stop when `patience` evaluations in a row were not better than the best one by `min_delta`."""
+    """Stop when `patience` evaluations in a row have not been better than the best one by more than `min_delta`."""
 
     def __init__(self, patience: int = 5, min_delta: float = 0.0) -> None:
         if patience < 1:
-            raise UserError(f"patience = {patience}: early stopping needs at least one evaluation to wait for")
+            raise UserError(f"patience must be at least 1 evaluation; got {patience}")
         self.patience, self.min_delta = patience, min_delta
         self.best, self.waited = float("-inf"), 0
 
@@ -80,7 +80,7 @@ class EarlyStopping(Callback):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            trainer.request_stop(f"no evaluation better than {self.best:.1f} in {self.patience}")
+            trainer.request_stop(f"the last {self.patience} evaluations were not better than {self.best:.1f}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}

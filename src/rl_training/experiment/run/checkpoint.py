@@ -1,8 +1,8 @@
-"""Checkpoints: safetensors + JSON in a directory that is complete under its final name, or not there at all.
+"""Checkpoints: directories of safetensors and JSON files that are complete under their final name, or absent.
 
 Save: `<name>.tmp-<uuid>/` -> fsync every file -> manifest.json last -> fsync directory -> one rename -> fsync parent.
-The manifest holds the size and SHA-256 of every file and of itself, so any later change of any byte is found on load.
-"Latest" is found by scanning for valid checkpoints, never by a pointer that could be stale. Nothing is ever unpickled.
+The manifest contains the size and SHA-256 of every file and its own checksum, so loading detects any changed byte. The
+latest checkpoint is found by looking for valid ones; no pointer can become stale. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FORMAT, SCHEMA, MANIFEST = "rl_training.checkpoint", 1, "manifest.json"
 _NAME = re.compile(r"(step|best)_([0-9]{12,18})")
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LEFTOVER = re.compile(r".+\.tmp-[0-9a-f]{32}")
-_MAX_MANIFEST = 32 << 20  # far above real use; bounds the memory that a hostile file can take
+_MAX_MANIFEST = 32 << 20  # far more than needed; limits the memory that a malicious file can use
 
 Warn = Callable[[str], object]
 Kind = Literal["step", "best"]
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be used: damaged, foreign, hostile or missing."""
+    """A checkpoint cannot be used: it is missing, damaged, malicious, or not one of this library."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,25 @@ def checkpoint_step(path: Path) -> int:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """What a checkpoint says is taken as it is found; where something is not there, it is not one of ours."""
+def checkpoint_errors(path: Path) -> Iterator[None]:
+    """Content that is missing or has the wrong type becomes a CheckpointError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path} is not a checkpoint of a training run, or of another version: {what}") from error
+        raise CheckpointError(
+            f"{path} is not a checkpoint of a training run, or was written by another version: {what}"
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- save
 
 
 def save_checkpoint(directory: Path, name: str, *, tensors: dict[str, NamedTensors], meta: dict[str, Any]) -> Path:
-    """Write `<directory>/<name>` and return it; one that exists and verifies is returned as it is, never overwritten.
+    """Write `<directory>/<name>` and return its path. A valid checkpoint of that name is never overwritten.
 
-    `tensors`: file stem -> named tensors, each group one `<stem>.safetensors`. `meta`: what JSON can say, and inf/NaN.
+    `tensors`: file stem -> named tensors; each group becomes one `<stem>.safetensors`. `meta`: JSON values, which may
+    be NaN or infinite.
     """
     target = directory / name
     step = checkpoint_step(target)
@@ -139,7 +142,7 @@ def _write_directory(
     try:
         failpoint("checkpoint.mkdir.before")
         temporary.mkdir()
-        lock = try_lock(temporary)  # held while we live: tells the cleaner that this writer is not dead
+        lock = try_lock(temporary)  # tells `clean_leftovers` that the writer is alive
         failpoint("checkpoint.mkdir.after")
         files = {}
         for stem, named in tensors.items():
@@ -148,7 +151,7 @@ def _write_directory(
             files[f"{stem}.safetensors"] = {"sha256": digest, "bytes": size, "tensors": len(named)}
         data = _manifest_bytes({**manifest, "files": files})
         if len(data) > _MAX_MANIFEST:
-            raise ValueError(f"meta is {len(data)} bytes of JSON: large arrays belong in tensors")
+            raise ValueError(f"meta is {len(data)} bytes of JSON; large arrays belong in tensors")
         write_durable(temporary / MANIFEST, [data], "manifest")
         fsync_directory(temporary, "checkpoint.dirsync")
         failpoint("checkpoint.rename.before")
@@ -161,13 +164,13 @@ def _write_directory(
         failpoint("checkpoint.rename.after")
         fsync_directory(target.parent, "checkpoint.parentsync")
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
+        shutil.rmtree(temporary, ignore_errors=True)  # does nothing after the rename
         if lock is not None:
             os.close(lock)
 
 
 def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
-    """The one spelling of a manifest, checksum included: verifying compares bytes, so no change goes unseen."""
+    """The manifest with its checksum, always in the same format: verifying compares bytes, which finds any change."""
 
     def dump(value: dict[str, Any]) -> bytes:
         lines = (
@@ -182,7 +185,7 @@ def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
 
 
 def verify(path: Path) -> str | None:
-    """None when every byte of the checkpoint is as it was written, else one sentence that says what is wrong."""
+    """None if every byte of the checkpoint is as it was written, otherwise a sentence that says what is wrong."""
     try:
         _check_files(path, _read_manifest(path))
     except CheckpointError as error:
@@ -193,7 +196,7 @@ def verify(path: Path) -> str | None:
 def load_checkpoint(
     path: str | Path, *, stems: Collection[str] | None = None, device: str | torch.device = "cpu"
 ) -> Checkpoint:
-    """Verify, then read. With `stems`, only those files are hashed and read (a policy does not need its replay)."""
+    """Verify a checkpoint and read it. `stems` limits this to some files: a policy does not need the replay buffer."""
     path = Path(path)
     manifest = _read_manifest(path)
     present = [name.removesuffix(".safetensors") for name in manifest["files"]]
@@ -211,12 +214,12 @@ def load_checkpoint(
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    if os.path.islink(path):  # unlike Path's methods, those of os.path never raise
+    if os.path.islink(path):  # os.path never raises here, unlike the methods of Path
         raise CheckpointError(f"Checkpoint {path} is a symbolic link, which is refused.")
     if not os.path.isdir(path):
         raise CheckpointError(f"{path} is not a checkpoint: there is no such directory.")
     if not os.path.lexists(path / MANIFEST):
-        raise CheckpointError(f"{path} is not a checkpoint of rl_training, or an incomplete one: it has no {MANIFEST}.")
+        raise CheckpointError(f"{path} is not a checkpoint of rl_training, or is incomplete: it has no {MANIFEST}.")
     try:
         with open_regular(path / MANIFEST) as file:
             size = os.fstat(file.fileno()).st_size
@@ -244,8 +247,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"Checkpoint {path} is damaged or foreign: {MANIFEST}: {error}.") from error
     name = path.absolute().name
-    if _NAME.fullmatch(name) and manifest.get("name") != name:  # a copy under a name of the user's own is fine
-        raise CheckpointError(f"Checkpoint {path} is not what its name says: it was saved as {manifest.get('name')!r}.")
+    if _NAME.fullmatch(name) and manifest.get("name") != name:  # a copy with another kind of name is fine
+        raise CheckpointError(f"Checkpoint {path} has the wrong name: it was saved as {manifest.get('name')!r}.")
     return manifest
 
 
@@ -258,7 +261,7 @@ def _check_entry(name: str, entry: Any) -> None:
 
 
 def _check_files(path: Path, manifest: dict[str, Any], hashed: Collection[str] | None = None) -> None:
-    """Exactly the listed files, of the listed sizes; digest and header of those in `hashed` (all by default)."""
+    """Check that the listed files, and no others, are there; also digest and header of those in `hashed` (or all)."""
     files = manifest["files"]
     try:
         found = set(os.listdir(path))
@@ -282,7 +285,7 @@ def _check_files(path: Path, manifest: dict[str, Any], hashed: Collection[str] |
                     raise ValueError(f"{name} has an impossible header of {length} bytes")
                 header = strict_json(file.read(length))
                 if not isinstance(header, dict) or len(header) != entry["tensors"]:
-                    raise ValueError(f"{name} does not hold {entry['tensors']} tensors")
+                    raise ValueError(f"{name} does not contain {entry['tensors']} tensors")
     except OSError as error:
         raise CheckpointError(f"Checkpoint {path} cannot be read: {os_reason(error)}.") from error
     except CheckpointError:
@@ -292,7 +295,7 @@ def _check_files(path: Path, manifest: dict[str, Any], hashed: Collection[str] |
 
 
 def _read_tensors(path: Path, device: str | torch.device) -> NamedTensors:
-    """Copies, not views of the mapped file: they must outlive a pruned checkpoint and never page in from disk later."""
+    """Copies instead of views of the mapped file: the checkpoint may be removed while they are in use."""
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
@@ -317,7 +320,7 @@ def _checkpoints_dir(directory: Path) -> Path:
 
 
 def list_checkpoints(directory: Path, kind: Kind | None = None) -> list[Path]:
-    """Directories with a checkpoint's name, by step, in a run or its `checkpoints/`; they may still be damaged."""
+    """The checkpoints in a run directory or its `checkpoints/`, found by name, sorted by step; some may be damaged."""
     directory = _checkpoints_dir(directory)
     if not os.path.isdir(directory):
         return []
@@ -334,14 +337,14 @@ def _warn(message: str) -> None:
 
 
 def latest_valid(run_dir: Path, warn: Warn = _warn, kind: Kind = "step") -> Path:
-    """The newest checkpoint that verifies; `warn` is told of every newer one that does not."""
+    """The newest valid checkpoint; `warn` is called for every newer one that is not valid."""
     skipped = 0
     for path in reversed(list_checkpoints(run_dir, kind)):
         reason = verify(path)
         if reason is None:
             return path
         skipped += 1
-        warn(f"{reason} Trying the one before it.")
+        warn(f"{reason} Trying the previous one.")
     which = "best" if kind == "best" else "complete"
     raise CheckpointError(
         f"{run_dir} has no valid {which} checkpoint" + (f": all {skipped} are damaged." if skipped else ".")
@@ -349,17 +352,17 @@ def latest_valid(run_dir: Path, warn: Warn = _warn, kind: Kind = "step") -> Path
 
 
 def resolve(path: str | Path, warn: Warn = _warn) -> Path:
-    """What a user may call a checkpoint: its directory, a run directory (latest valid one), or `<run>/best`."""
+    """The checkpoint that a path stands for: its directory, a run directory (latest valid one) or `<run>/best`."""
     path = Path(path)
     if path.name == "best" and not os.path.exists(path):
         if not os.path.isdir(path.parent):
-            raise CheckpointError(f"{path.parent} does not exist: there is no run to take the best checkpoint from.")
+            raise CheckpointError(f"{path.parent} does not exist, so there is no run with a best checkpoint.")
         return latest_valid(path.parent.resolve(), warn, "best")
     if not os.path.exists(path):
         raise CheckpointError(f"{path} does not exist: give a checkpoint directory, a run directory or <run>/best.")
     if not os.path.isdir(path):
         raise CheckpointError(f"{path} is a file: give a checkpoint directory, a run directory or <run>/best.")
-    path = path.resolve()  # a link named by the user is followed; links inside a checkpoint are not
+    path = path.resolve()  # links in the user's path are followed; links inside a checkpoint are not
     if os.path.lexists(path / MANIFEST) or _NAME.fullmatch(path.name):
         return path
     if path.name == "checkpoints" or (path / "checkpoints").is_dir() or list_checkpoints(path):
@@ -368,9 +371,9 @@ def resolve(path: str | Path, warn: Warn = _warn) -> Path:
 
 
 def prune(directory: Path, keep_last: int) -> list[Path]:
-    """Remove all but the last `keep_last` full checkpoints and the newest best one; returns those removed.
+    """Remove all but the last `keep_last` full checkpoints and the newest best one; returns the removed paths.
 
-    Only after the newest of the kind verifies, and ones that are visibly incomplete do not count as kept.
+    Nothing is removed unless the newest one is valid, and incomplete checkpoints do not count as kept.
     """
     if keep_last < 1:
         raise ValueError("keep_last must be at least 1")
@@ -384,7 +387,7 @@ def prune(directory: Path, keep_last: int) -> list[Path]:
         if len(complete) > keep:
             removed += paths[: paths.index(complete[-keep])]
     for path in removed:
-        doomed = temporary_sibling(path)  # a half-removed checkpoint must not keep its name
+        doomed = temporary_sibling(path)  # a partly removed checkpoint must not keep its name
         try:
             failpoint("prune.rename.before")
             os.rename(path, doomed)
@@ -403,11 +406,11 @@ def _looks_complete(path: Path) -> bool:
     return True
 
 
-def set_aside_later(directory: Path, step: int) -> list[Path]:
-    """Take the names from what was saved after `step`, for a run that goes back to it; returns the new places.
+def set_aside_checkpoints_after(directory: Path, step: int) -> list[Path]:
+    """Rename the checkpoints saved after `step`, for a run that goes back to that step; returns the new paths.
 
-    It may go another way this time (another budget makes other schedules), and its log is cut back: a later checkpoint
-    of the first way must neither be taken for one of the second nor stand in its place.
+    The run may take another course this time (another budget changes the schedules), so a later checkpoint of the
+    first course must not be used as one of the second, nor occupy its name.
     """
     if not any(checkpoint_step(path) > step and verify(path) is None for path in list_checkpoints(directory, "step")):
         return []
@@ -418,12 +421,13 @@ def set_aside_later(directory: Path, step: int) -> list[Path]:
             os.rename(path, place)
     except OSError as error:
         raise write_error(f"Cannot set the later checkpoint {path} aside", error) from error
-    _warn(f"the run goes back to step {step:,}; what it saved later is now {', '.join(place.name for place in places)}")
+    names = ", ".join(place.name for place in places)
+    _warn(f"the run continues from step {step:,}; its later checkpoints were renamed to {names}")
     return places
 
 
 def clean_leftovers(directory: Path) -> list[Path]:
-    """Remove what killed writers left in a run (or checkpoints) directory; called when a run starts or resumes."""
+    """Remove the temporary files that killed processes left in a run or checkpoints directory."""
     removed = []
     for place in {directory, _checkpoints_dir(directory)}:
         for path in [entry for entry in place.iterdir() if _LEFTOVER.fullmatch(entry.name)] if place.is_dir() else []:
@@ -433,7 +437,7 @@ def clean_leftovers(directory: Path) -> list[Path]:
             else:
                 try:
                     lock = try_lock(path)
-                except OSError:  # its writer is alive, or it is gone already
+                except OSError:  # its writer is alive, or it has just been removed
                     continue
                 shutil.rmtree(path, ignore_errors=True)
                 if lock is not None:

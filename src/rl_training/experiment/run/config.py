@@ -1,4 +1,4 @@
-"""TrainConfig: what a run is. A YAML preset is the same fields; unknown keys are errors."""
+"""TrainConfig: all settings of a run. A YAML preset has the same fields; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENV_PARTS = ("training", "evaluation")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-3 and 1e6 for text; here they are numbers, as everybody means them."""
+    """Reads 1e-3 and 1e6 as numbers, which YAML 1.1 reads as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -27,7 +27,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """What YAML says: plain values only, nothing is ever constructed or run."""
+    """The value of a YAML text: plain data only, no code is executed."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -36,7 +36,7 @@ def read_yaml(text: str) -> Any:
 
 
 class TrainConfig(BaseModel):
-    """Everything that decides a run. `resolved()` fills in what the algorithm decides."""
+    """All settings of a run. `resolved()` fills in the defaults that depend on the algorithm."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -51,39 +51,39 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of a single agent."""
     seeds: tuple[int, ...] | None = None
-    """Several seeds: a study, trained together in one process."""
+    """Seeds of a study: several agents, trained together in one process."""
     output_dir: str = "runs"
-    """Run directories are created below it."""
+    """Directory in which the run directories are created."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
     execution: Literal["auto", "eager", "recorded", "compile", "cudagraph"] = "auto"
     """How updates run: eager, recorded, compile or cudagraph; auto chooses by the device and the length of the run."""
     num_envs: int | None = Field(None, ge=1, le=65536)
-    """Environments of each seed; empty: the algorithm's usual number."""
+    """Environments of each seed; empty: the algorithm's default."""
     vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"] = "auto"
-    """How they are stepped."""
+    """How the environments are stepped."""
     eval_episodes: int = Field(10, ge=1)
-    """Episodes of each evaluation and seed."""
+    """Episodes of each seed in an evaluation."""
     eval_deterministic: bool = True
-    """Evaluations take the policy's best action; off: actions are sampled as in training."""
+    """Evaluate with the policy's best actions; off: with actions sampled as in training."""
     eval_interval: int = Field(0, ge=0)
-    """Steps between evaluations; 0: at the end only."""
+    """Steps between evaluations; 0: evaluate only at the end."""
     log_interval: int = Field(1_000, ge=1)
     """Steps between log lines."""
     checkpoint_interval: int | None = Field(None, ge=1)
     """Steps between checkpoints; empty: ten in a run, at least 10 000 steps apart."""
     keep_checkpoints: int = Field(2, ge=1)
-    """How many of the last checkpoints are kept, beside the best one."""
+    """Number of recent checkpoints to keep, besides the best one."""
     stop_at_return: float | None = None
-    """Stop when an evaluation's mean return reaches it."""
+    """Stop when the mean return of an evaluation reaches this value."""
     init_from: str | None = None
-    """Checkpoint or run whose networks this run starts from (same networks needed); empty: fresh ones."""
+    """Checkpoint or run whose networks this run starts from (they must have the same layers); empty: new networks."""
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
-    """Where metrics are shown as well: wandb, mlflow, trackio."""
+    """Experiment trackers that also receive the metrics: wandb, mlflow, trackio."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """Anything to find the run again."""
+    """Labels of your own, to find the run again."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment; `training:` and `evaluation:` inside override for one side."""
+    """Arguments of the environment; those under `training:` or `evaluation:` apply to one of the two only."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """The algorithm's own settings (`rl-training config` shows all of them)."""
 
@@ -98,7 +98,7 @@ class TrainConfig(BaseModel):
     def _distinct(cls, seeds: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if seeds is not None:
             if not seeds or len(set(seeds)) != len(seeds):
-                raise ValueError("needs at least one seed, and each of them once")
+                raise ValueError("needs at least one seed, and no seed twice")
             if min(seeds) < 0 or max(seeds) >= 2**31:
                 raise ValueError("seeds must be between 0 and 2147483647")
         return seeds
@@ -113,7 +113,7 @@ class TrainConfig(BaseModel):
         return self.seeds if self.seeds is not None else (self.seed,)
 
     def env_arguments(self, part: str) -> dict[str, Any]:
-        """Environment arguments of one side: the common ones, overridden by that side's."""
+        """The environment's arguments in "training" or "evaluation": the common ones and those of that part."""
         common = {k: v for k, v in self.env_kwargs.items() if k not in ENV_PARTS}
         own = self.env_kwargs.get(part) or {}
         if not isinstance(own, dict):
@@ -131,7 +131,7 @@ class TrainConfig(BaseModel):
         return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
 
     def resolved(self) -> TrainConfig:
-        """The same run with every default written out."""
+        """The same run with every default filled in."""
         cls = registry.entry(self.algo).load()
         spacing = max(10_000, self.total_timesteps // 10)
         return self.model_copy(
@@ -147,7 +147,7 @@ class TrainConfig(BaseModel):
 
 
 def _explain(error: ValidationError, model: type[BaseModel], algo: Any) -> str:
-    problems = reversed(error.errors(include_url=False))  # of each type the first
+    problems = reversed(error.errors(include_url=False))  # reversed: the first error of each type is kept
     found = {problem["type"]: str(problem["loc"][0]) for problem in problems if problem["loc"]}
     if key := found.get("extra_forbidden"):
         known, settings = [*model.model_fields], _settings(algo)
@@ -185,7 +185,7 @@ def flat_fields(algo: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_path(name: str) -> Path | None:
-    """File of a packaged preset such as `qr_dqn/cartpole`, or None."""
+    """The file of a packaged preset such as `qr_dqn/cartpole`, or None."""
     algo, _, env = name.removesuffix(".yaml").partition("/")
     if not algo or not env or "/" in env or ".." in name:
         return None
@@ -201,7 +201,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
         if packaged is None:
             near = did_you_mean(str(source), registry.presets())
             raise UserError(
-                f"no configuration file and no packaged preset is called '{source}'.{near}"
+                f"there is no configuration file and no packaged preset '{source}'.{near}"
                 " `rl-training list` shows the presets"
             )
         path = packaged
@@ -213,16 +213,16 @@ def read_config(source: str | Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not valid YAML: {reason}") from None
     if data is None:
-        raise UserError(f"{path} is empty; it must hold a mapping such as 'algo: dqn'")
+        raise UserError(f"{path} is empty; it must contain a mapping such as 'algo: dqn'")
     if not isinstance(data, dict) or not all(isinstance(k, str) for k in data):
-        raise UserError(f"{path} must hold a mapping from names to values, such as 'algo: dqn'")
+        raise UserError(f"{path} must contain a mapping from names to values, such as 'algo: dqn'")
     if not is_bounded(data):
-        raise UserError(f"{path} holds far more values than a configuration has (aliases that refer to aliases?)")
+        raise UserError(f"{path} has far more values than a configuration needs (do aliases refer to aliases?)")
     return data
 
 
 def is_bounded(data: Any, limit: int = 10_000) -> bool:
-    """At most `limit` values, aliases written out? A few lines of YAML can stand for billions, or for a circle."""
+    """Does it have at most `limit` values with aliases expanded? A few lines of YAML can expand to billions."""
     left, stack = limit, [data]
     while stack and left:
         item, left = stack.pop(), left - 1
@@ -231,11 +231,20 @@ def is_bounded(data: Any, limit: int = 10_000) -> bool:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`, mappings merged key by key."""
+    """`base` with `changes` applied; nested mappings are merged key by key."""
     out = dict(base)
     for key, value in changes.items():
         old = out.get(key)
         out[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names: {"a": {"b": 1}} as {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping) and value
+        out |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return out
 
 

@@ -1,7 +1,7 @@
-"""Datasets that are made: by random actions, by an agent, or from the replay buffer of a run; and the dataset of a run.
+"""Makes the datasets and experts that recipes describe: from files, random actions, an agent, or a replay buffer.
 
-A recipe may describe an agent (`train`). It is trained once, deterministically on the CPU, and kept in a cache under
-the hash of its config. `RL_TRAINING_CACHE` sets the location (default `~/.cache/rl-training`).
+A recipe may describe an agent to train (`train`). It is trained once, deterministically on the CPU, and cached under
+the hash of its config. `RL_TRAINING_CACHE` sets the location of the cache (default `~/.cache/rl-training`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
 from rl_training.data.recipes import FILES, AgentRecipe, DatasetRecipe
+from rl_training.data.saved import saved_transitions
 from rl_training.envs.factory import make_env
 from rl_training.envs.given import VectorSource, read_spaces
 from rl_training.envs.spaces import ActionDecoder
@@ -40,14 +41,14 @@ from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource, EnvSpec
 
-STREAM = 2  # of episode seeds: neither those of training nor those of evaluation
+STREAM = 2  # episode seeds differ from those of training (0) and evaluation (1)
 WIDTH = 10  # environments stepped together
 DEFAULT_SIZE = 10_000
 
 
 class DatasetFactory:
-    """Makes what the recipes in an algorithm's settings stand for. `train` runs the configuration of an agent that a
-    recipe describes; it is passed in because training itself starts here."""
+    """Makes what the recipes in an algorithm's settings describe. `train` runs the configuration of an agent; it is
+    passed in because the trainer itself uses this class."""
 
     def __init__(self, train: Callable[[TrainConfig], TrainResult]) -> None:
         self.train = train
@@ -55,7 +56,7 @@ class DatasetFactory:
     def dataset_of(
         self, hyper: Any, env: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec
     ) -> TransitionDataset | None:
-        """The `dataset` recipe of an algorithm's settings, encoded as the algorithm reads it."""
+        """The dataset that an algorithm's settings describe, encoded for the algorithm."""
         recipe: DatasetRecipe | None = getattr(hyper, "dataset", None)
         if recipe is None:
             return None
@@ -64,18 +65,18 @@ class DatasetFactory:
         return raw.encoded(spec, *read_spaces(env, env_kwargs), normalize_actions=recipe.normalize_actions)
 
     def expert_of(self, hyper: Any, spec: EnvSpec, device: torch.device) -> Expert | None:
-        """The `expert` recipe of an algorithm's settings, as a policy on the training device."""
+        """The expert that an algorithm's settings describe, as a policy on the training device."""
         recipe: AgentRecipe | None = getattr(hyper, "expert", None)
         if recipe is None or (recipe.path is None and recipe.train is None):
             return None
         agent = Agent.load(self._run_of(recipe), device=str(device))
-        agent._check_spec(spec.observation, spec.action)
+        agent.check_spec(spec.observation, spec.action)
         if agent.algorithm.sees_rewards:
-            raise UserError(f"{agent.config.algo} cannot be an expert: it must be told rewards, and an expert is not")
+            raise UserError(f"{agent.config.algo} cannot be an expert: it needs rewards, which experts do not get")
         return Expert(agent.algorithm, agent.state)
 
     def make(self, recipe: DatasetRecipe, env: EnvSource | None = None) -> TransitionDataset:
-        """The dataset of a recipe. `env` is the environment for recipes that name none."""
+        """The dataset of a recipe. `env` is used by recipes without an `env_id`."""
         if recipe.level is not None:
             dataset = self.make(_of_level(recipe, env), env)
         elif recipe.mix:
@@ -98,7 +99,7 @@ class DatasetFactory:
         return dataset.with_rewards(scale=scale, shift=recipe.reward_shift, clip=recipe.reward_clip)
 
     def _mixed(self, recipe: DatasetRecipe, env: EnvSource | None) -> TransitionDataset:
-        """With `ratio`, as many rows as the shares allow (or `size` asks for), from the start of each part."""
+        """The parts of a mix, joined. With `ratio`, the first rows of each, as many as the shares and `size` allow."""
         parts = [self.make(part, env) for part in recipe.mix]
         if recipe.ratio:
             shares = np.array(recipe.ratio) / sum(recipe.ratio)
@@ -116,39 +117,39 @@ class DatasetFactory:
         if source is None:
             source = agent.env if agent is not None else None
         if source is None:
-            raise UserError("a dataset of kind random needs an environment: give env_id")
+            raise UserError("a dataset of kind random needs an environment: set env_id")
         if isinstance(source, VectorSource):
-            raise UserError("a dataset is collected in single environments, not in a vector environment: give env_id")
+            raise UserError("a dataset is collected in single environments, not in a vector environment: set env_id")
         size = recipe.size or DEFAULT_SIZE
         width = max(1, min(WIDTH, size // 100))
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
         try:
             if agent is not None:
-                agent._check_spec(envs.spec.observation, envs.spec.action)
+                agent.check_spec(envs.spec.observation, envs.spec.action)
             actor = _Actor(agent, recipe, envs)
             return _rollout(envs, actor, size, _decoder(source, recipe.env_kwargs, envs.spec))
         finally:
             envs.close()
 
     def _run_of(self, recipe: DatasetRecipe | AgentRecipe) -> str | Path:
-        """The checkpoint or run directory of a recipe's agent, trained now if need be."""
+        """The checkpoint or run directory of a recipe's agent, which is trained first if necessary."""
         if recipe.train is not None:
             return self._trained(recipe.train)
         assert recipe.path is not None
         return recipe.path
 
     def _trained(self, fields: dict[str, Any]) -> Path:
-        """Run directory of the agent that `train` describes: from the cache, or trained now."""
+        """The run directory of the agent that `train` describes: from the cache, or trained now."""
         fields = dict(fields)
         preset = fields.pop("preset", None)
         fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None}
         if refused := sorted(set(fields) & set(fixed)):
-            raise UserError(f"dataset.train: {', '.join(refused)} cannot be chosen for the agent of a dataset")
+            raise UserError(f"dataset.train: {', '.join(refused)} cannot be set for the agent of a dataset")
         if ":" in str(fields.get("env_id", "")):
-            raise UserError("dataset.train: env_id may not name a module; import it yourself first")
+            raise UserError("dataset.train: env_id must not name a module to import; import it yourself first")
         config = make_config(preset, **fields).model_copy(update=fixed).resolved()
         if getattr(config.hyper(), "dataset", None) is not None:
-            raise UserError(f"dataset.train: {config.algo} needs a dataset itself; choose an online algorithm")
+            raise UserError(f"dataset.train: {config.algo} itself needs a dataset; choose an online algorithm")
         identity = json.dumps([config.to_dict(), library_versions()], sort_keys=True)
         target = cache_directory() / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not target.is_dir():
@@ -160,7 +161,7 @@ class DatasetFactory:
                 try:
                     os.rename(result.run_dir, target)
                 except OSError:
-                    if not target.is_dir():  # not just another process that was faster
+                    if not target.is_dir():  # else another process trained the same agent and was faster
                         raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -174,23 +175,23 @@ def cache_directory() -> Path:
 def _of_level(recipe: DatasetRecipe, env: EnvSource | None) -> DatasetRecipe:
     env_id = recipe.env_id or env
     if not isinstance(env_id, str):
-        raise UserError(f"the level {recipe.level} of a dataset belongs to an environment with a name: give env_id")
+        raise UserError(f"the dataset level {recipe.level} needs an environment with a name: set env_id")
     assert recipe.level is not None
     made = DatasetRecipe(**level_recipe(recipe.level, env_id, recipe.size, recipe.seed))
     if recipe.noise or recipe.deterministic:
         if made.kind != "policy":
-            raise UserError(f"noise and deterministic are for one acting agent; the level {recipe.level} is not that")
+            raise UserError(f"noise and deterministic need a level at which one agent acts, not {recipe.level}")
         acting = {"noise": recipe.noise, "deterministic": recipe.deterministic or made.deterministic}
         made = made.model_copy(update=acting)
     return made
 
 
 def _decoder(source: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec) -> ActionDecoder:
-    return ActionDecoder(spec.action, read_spaces(source, env_kwargs)[1])
+    return ActionDecoder(spec.action, read_spaces(source, env_kwargs).action)
 
 
 class _Actor:
-    """Actions in the algorithm's terms, [M, ...]: those of an agent, with noise, or uniform ones."""
+    """Chooses encoded actions [M, ...]: an agent's, possibly with noise, or uniform ones."""
 
     def __init__(self, agent: Agent | None, recipe: DatasetRecipe, envs: VectorEnv) -> None:
         self.agent, self.recipe, self.envs = agent, recipe, envs
@@ -199,8 +200,8 @@ class _Actor:
         self.carry: Any = start_carry(agent.algorithm, envs.num_envs) if agent is not None else ()
         self.steps = 0
 
-    def paid(self, rewards: Array) -> None:
-        """The rewards of the last actions, for agents that want to know."""
+    def observe_rewards(self, rewards: Array) -> None:
+        """Pass the rewards of the last actions to an agent that needs them."""
         if self.agent is not None and self.agent.algorithm.sees_rewards:
             self.carry = self.agent.algorithm.observe(self.carry, torch.tensor(rewards))
 
@@ -235,7 +236,7 @@ class _Actor:
 
 
 def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) -> TransitionDataset:
-    """`size` transitions, those of each environment together and in order; its last episode ends as truncated."""
+    """`size` transitions, environment after environment in order of time; the last episode of each is truncated."""
     m = envs.num_envs
     steps = -(-size // m)
     rows: list[dict[str, Any]] = []
@@ -245,13 +246,13 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
         actions = actor(obs, ended)
         step = envs.step(actions)
         if not step.valid.all():
-            raise UserError("an environment broke while the dataset was made; its worker's message says why")
+            raise UserError("an environment failed while the dataset was collected; the message of its worker says why")
         rows.append({
             "obs": obs, "actions": decoder.decode(actions), "rewards": step.rewards.copy(),
             "next_obs": tree_map(np.copy, step.final_obs), "terminated": step.terminated.copy(),
             "truncated": step.truncated.copy(),
         })  # fmt: skip
-        actor.paid(step.rewards)
+        actor.observe_rewards(step.rewards)
         ended = step.terminated | step.truncated
         obs = tree_map(np.copy, step.obs)
     stacked = tree_map(lambda *xs: np.stack(xs, 1).reshape(m * steps, *np.shape(xs[0])[1:]), rows[0], *rows[1:])
@@ -261,32 +262,12 @@ def _rollout(envs: VectorEnv, actor: _Actor, size: int, decoder: ActionDecoder) 
 
 
 def _replay(path: Path, env: EnvSource | None, size: int) -> TransitionDataset:
-    """The transitions in the replay of a run, oldest first, environment after environment."""
+    """The transitions in the replay buffer of a run."""
     checkpoint = load_checkpoint(path)
-    tensors = checkpoint.tensors.get("replay", {})
-    if tensors.get("rows.rewards", torch.empty(0, 0)).ndim == 3:  # [S, N, rows]: older ones are flat
-        tensors = {k: v.flatten(1, 2) if k.startswith("rows.") else v for k, v in tensors.items()}
-    if "rows.next_obs" not in tensors and not any(name.startswith("rows.next_obs.") for name in tensors):
-        raise UserError(f"{path} has no replay of transitions: only a full checkpoint of most off-policy runs has one")
-    config = TrainConfig(**checkpoint.meta["config"])
+    columns = saved_transitions(checkpoint.tensors.get("replay", {}))
+    if columns is None:
+        raise UserError(f"{path} has no replay buffer; only full checkpoints of most off-policy runs have one")
     agent = Agent.from_checkpoint(checkpoint, device="cpu")
-    spec = agent.algorithm.spec
-    decoder = _decoder(env or agent.env, config.env_arguments("training"), spec)
-    count = tensors["index.count"][0].numpy()  # [N], of the first seed
-    rows = tensors["rows.rewards"].shape[1] // len(count)
-    order = np.concatenate([
-        n * rows + np.arange(max(0, total - rows + 1), total) % rows for n, total in enumerate(count)
-    ]).astype(np.int64)  # fmt: skip
-
-    def column(name: str) -> Any:
-        if f"rows.{name}" in tensors:
-            return tensors[f"rows.{name}"][0].numpy()[order]
-        prefix = f"rows.{name}."
-        return {k.removeprefix(prefix): v[0].numpy()[order] for k, v in tensors.items() if k.startswith(prefix)}
-
-    columns = {name: column(name) for name in ("obs", "rewards", "next_obs", "terminated", "truncated")}
-    held = np.minimum(count, rows - 1)
-    last = np.cumsum(held)[held > 0] - 1
-    columns["truncated"][last] |= ~columns["terminated"][last]
-    dataset = TransitionDataset(actions=decoder.decode(column("actions")), **columns)
+    decoder = _decoder(env or agent.env, agent.config.env_arguments("training"), agent.algorithm.spec)
+    dataset = TransitionDataset(**{**columns, "actions": decoder.decode(columns["actions"])})
     return dataset.first(size) if size else dataset

@@ -1,7 +1,7 @@
-"""The metric log: one JSON object a line in metrics.jsonl, and the same scalars in TensorBoard.
+"""The metric log: one JSON object per line in metrics.jsonl, and the same scalars in TensorBoard.
 
-A checkpoint stores the log's length in bytes; a resumed run cuts the file back to it, so that the log reads as if the
-run had never stopped.
+A checkpoint stores the length of the log in bytes. A resumed run truncates the file to it, so that the log reads as if
+the run had never stopped.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rl_training.experiment.run.trackers import Trackers
 
 FILE = "metrics.jsonl"
-TENSORBOARD_INTERVAL_S = 1.0  # it writes its file every two minutes anyway
+TENSORBOARD_INTERVAL_S = 1.0  # between transfers; TensorBoard itself writes its file every two minutes
 _RESERVED = {"step", "time", "seed", "nonfinite"}
 
 
 class MetricsLogger:
-    """Appends to a run's log. `resume_position` is the `position` a checkpoint stored; None just appends."""
+    """Appends to the log of a run, after truncating it to `resume_position` (the `position` in a checkpoint)."""
 
     def __init__(
         self, run_dir: str | Path, *, tensorboard: bool = True, resume_position: int | None = None,
@@ -55,7 +55,7 @@ class MetricsLogger:
             self._purge_step = max(steps, default=-1) + 1
 
     def log(self, step: int, values: Mapping[str, float], seed: int | None = None) -> None:
-        """Write one event. NaN and infinities are null in the line and named in its "nonfinite" entry."""
+        """Write one event. NaN and infinity are written as null and listed under "nonfinite"."""
         if _RESERVED & values.keys():
             raise ValueError(f"metric names may not be {sorted(_RESERVED & values.keys())}")
         now = time.time()
@@ -69,7 +69,7 @@ class MetricsLogger:
             record["nonfinite"] = nonfinite
         line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
         try:
-            while line:  # an unbuffered write may take less than it was given
+            while line:  # an unbuffered write may write only a part
                 line = line[self._file.write(line) :]
         except OSError as error:
             raise write_error(f"Cannot write {self._path}", error) from error
@@ -84,7 +84,7 @@ class MetricsLogger:
 
     @property
     def position(self) -> int:
-        """Length of the log in bytes, made durable first: a checkpoint must not refer to bytes a crash can lose."""
+        """Length of the log in bytes, after an fsync: a checkpoint must not refer to bytes that a crash can lose."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -110,16 +110,16 @@ class MetricsLogger:
 
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:
-        """The run has its log: what TensorBoard cannot write ends TensorBoard, with a warning, and nothing else."""
+        """A failure of TensorBoard only switches TensorBoard off, with a warning: the run still has its log."""
         try:
             yield
         except OSError as error:
             reason = os_reason(error)
-            warnings.warn(f"no more TensorBoard files ({reason}): metrics go to metrics.jsonl only.", stacklevel=4)
+            warnings.warn(f"TensorBoard was switched off ({reason}): metrics go to metrics.jsonl only.", stacklevel=4)
             self._writer, self._tensorboard = None, False
 
     def _to_tensorboard(self) -> None:
-        """Hand over what waits, together: its thread takes several times longer where it is woken for each event."""
+        """Hand over all waiting events at once: its thread takes several times longer if it is woken for each one."""
         waiting, self._waiting = self._waiting, []
         if self._writer is None:
             try:
@@ -135,12 +135,12 @@ class MetricsLogger:
         events: Any = self._writer.file_writer
         for step, now, scalars in waiting:
             values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-            # One event for all: add_scalar makes one for each, at several times the cost.
+            # One event for all values: add_scalar makes one for each value, at several times the cost.
             events.add_summary(self._summary(value=values), step, walltime=now)
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> Iterator[tuple[int | None, dict[str, float]]]:
-    """What is logged of an evaluation, as `stats.eval_summary` gives it: (seed, values) of each agent, then of all."""
+    """The log entries of an evaluation (`stats.eval_summary`): (seed, values) of each agent, then those of all."""
     seeds, success = summary["per_seed"], ("success_rate",) if "success_rate" in summary else ()
     names = {"mean_return": "mean_reward", "std_return": "std_reward", "mean_length": "mean_ep_length"}
     for row in seeds:
@@ -154,7 +154,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> Iterator[tuple[int | None, di
 
 
 def _cut(path: Path, position: int | None) -> None:
-    """Shorten the log to `position`, or to the last complete line before it: a kill can leave half a line."""
+    """Truncate the log to `position`, or to the last complete line before it: a kill can leave an incomplete line."""
     with open(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         if position is not None:
@@ -171,7 +171,7 @@ def _cut(path: Path, position: int | None) -> None:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """All events of a run (or of one metrics file), non-finite values restored; a half-written last line is dropped."""
+    """All events of a run (or a metrics file), with NaN and infinity restored; an incomplete last line is left out."""
     path = Path(run_dir)
     if path.is_dir():
         path = path / FILE
@@ -180,7 +180,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise UserError(f"Cannot read metrics from {path}: {error.strerror}.") from error
     records = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was never finished
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is incomplete
         try:
             record = json.loads(line)
             for key, text in record.pop("nonfinite", {}).items():

@@ -1,4 +1,4 @@
-"""What a run sets in its process while it lasts: signal handlers and the number of threads."""
+"""What a run changes in its process: signal handlers, float32 precision and the number of threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL_NETWORK = 100_000  # parameters
 
 @contextmanager
 def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a stop; the run then saves and ends. Only the main thread can be told."""
+    """Call `ask` on SIGINT and SIGTERM, so that the run saves and ends. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -35,9 +35,13 @@ def stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
-def suitable_threads(algorithm: Algorithm[Any]) -> Iterator[None]:
-    """One thread for small networks on the CPU: several only wait for each other, badly so on a busy machine.
-    OMP_NUM_THREADS decides where it is set."""
+def compute_settings(algorithm: Algorithm[Any]) -> Iterator[None]:
+    """Float32 precision and the number of threads, as every run sets them: a resumed run must compute the same.
+
+    Small networks on the CPU get one thread, because several threads mostly wait for each other. OMP_NUM_THREADS
+    overrides this.
+    """
+    torch.set_float32_matmul_precision("high")
     parameters = sum(net.size for net in algorithm.nets.values())
     if algorithm.device.type != "cpu" or parameters > SMALL_NETWORK or "OMP_NUM_THREADS" in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""The progress display on stderr: a live bar on a terminal, now and then a plain line anywhere else."""
+"""The progress display on stderr: a live bar on a terminal, occasional plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REDRAW = 0.2  # seconds between redraws
-_FIRST_LINE, _NEXT_LINE, _LAST_LINE = 2.0, 5.0, 30.0  # plain lines: the first after, then every, growing to
+_FIRST_LINE, _NEXT_LINE, _LAST_LINE = 2.0, 5.0, 30.0  # seconds before the first plain line, the next, and at most
 
 
 class Progress:
-    """Shows step, rate, time left, the last score and what is going on. `update` is cheap enough for every step.
+    """Shows step, rate, time left, the last score and the current phase. `update` is cheap enough for every step.
 
-    `score` and `interval` stay until replaced; `text` (the phase, "evaluating ...") lasts until the next update.
+    `score` and `interval` are shown until replaced; `text` (the phase, "evaluating ...") until the next update.
     """
 
     def __init__(self, total: int, enabled: bool = True, title: str = "", *, stream: TextIO | None = None) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._text: str | None = None
         self._step = 0
         self._start = self._last_draw = self._last_line = time.monotonic()
-        self._mark: tuple[float, int] | None = None  # when and where the rate is measured from
+        self._mark: tuple[float, int] | None = None  # time and step from which the rate is measured
         self._rate = 0.0
         self._lines = 0
         self._gap = _FIRST_LINE
@@ -46,13 +46,10 @@ class Progress:
             self._open_live()
 
     def update(
-        self,
-        step: int,
-        score: float | None = None,
-        interval: tuple[float, float] | None = None,
+        self, step: int, score: float | None = None, interval: tuple[float, float] | None = None,
         text: str | None = None,
-    ) -> None:
-        """Note the state; draw it if it is time to, or if the phase is new."""
+    ) -> None:  # fmt: skip
+        """Set what is shown; redraw if enough time has passed or the phase is new."""
         if not self._enabled:
             return
         new_phase = text is not None and text != self._text
@@ -66,7 +63,7 @@ class Progress:
             self._draw(now, new_phase)
 
     def message(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if not self._enabled:
             return
         if self._live is not None:
@@ -75,7 +72,7 @@ class Progress:
             self._print(text)
 
     def close(self) -> None:
-        """Show the final state and give the terminal back; safe to call twice."""
+        """Show the final state and release the terminal; may be called twice."""
         if not self._enabled:
             return
         self._enabled = False
@@ -100,14 +97,14 @@ class Progress:
             self._bar.update(self._task, completed=self._step)
             self._second_line.plain = f"  {self._details()}"
         elif now - self._last_line >= self._gap or (new_phase and self._lines == 0):
-            # The first phase shows at once: a long compilation must not look like a hang.
+            # The first phase is shown at once, so that a long compilation does not look like a hang.
             self._measure(now)
             self._print(self._line())
             self._gap = _NEXT_LINE if self._gap < _NEXT_LINE else min(self._gap * 1.5, _LAST_LINE)
             self._last_line, self._dirty = now, False
 
     def _measure(self, now: float) -> None:
-        """Steps per second, smoothed; phases without steps (compiling, evaluating) count, as they do for the user."""
+        """Update the smoothed steps per second. Phases without steps (compiling, evaluating) count as well."""
         if self._mark is None or now - self._mark[0] < _REDRAW or self._step == self._mark[1]:
             return
         seconds, steps = now - self._mark[0], self._step - self._mark[1]
@@ -152,7 +149,7 @@ class Progress:
             Group(self._bar, self._second_line),
             console=Console(file=self._stream),
             refresh_per_second=5,
-            redirect_stdout=sys.stdout.isatty(),  # output that is piped somewhere must reach it
+            redirect_stdout=sys.stdout.isatty(),  # piped output must stay in the pipe
         )
         self._live.start()
-        atexit.register(self.close)  # `with` covers exceptions; this covers a caller without one
+        atexit.register(self.close)  # for callers that do not use `with`

@@ -1,10 +1,9 @@
-"""The directory of one run: its name, and the small files that say what ran, where and how it ended."""
+"""The directory of one run: its name, and the small files that record what was run, where, and how it ended."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -16,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, atomic_write_text, fsync_directory, os_reason
+from rl_training.experiment.run.atomic import (
+    atomic_write_json,
+    atomic_write_text,
+    fsync_directory,
+    os_reason,
+    read_json_object,
+)
 
 _MAX_NAME = 80  # run names match [A-Za-z0-9][A-Za-z0-9._-]{0,79}
 _LIBRARIES = {"torch": "torch", "numpy": "numpy", "gymnasium": "gymnasium", "safetensors": "safetensors"}
 
 
 def create_run_dir(output_dir: str | Path, algo: str, env_id: str, seeds: Sequence[int]) -> Path:
-    """Make `<algo>__<env>__seed<N or A-B>__<UTC time>[__k]`; `mkdir` decides who gets a name: runs never share one."""
+    """Create `<algo>__<env>__seed<N or A-B>__<UTC time>[__k]`; `mkdir` ensures that no two runs share a name."""
     seed = f"seed{seeds[0]}" if len(seeds) == 1 else f"seed{min(seeds)}-{max(seeds)}"
     tail = f"{seed}__{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     head = _plain(algo).lstrip("._-")[:30] or "run"
@@ -43,10 +48,10 @@ def create_run_dir(output_dir: str | Path, algo: str, env_id: str, seeds: Sequen
             fsync_directory(root)
             return run_dir
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"output_dir {root} cannot hold runs: it, or a part of it, is a file.") from error
+        raise UserError(f"output_dir {root} is a file or inside one; choose another --output-dir.") from error
     except OSError as error:
         raise UserError(f"Cannot create a run directory in {root}: {os_reason(error)}.") from error
-    raise UserError(f"{root} already holds 9999 runs named {name}.")
+    raise UserError(f"{root} already contains 9999 runs named {name}.")
 
 
 def _plain(text: str) -> str:
@@ -54,14 +59,14 @@ def _plain(text: str) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions that decide whether two runs can be equal, read without importing the libraries."""
-    named = {"rl_training": "rl-training", **_LIBRARIES}
-    return {"python": platform.python_version(), **{key: _version(name) for key, name in named.items()}}
+    """Versions of the libraries that influence results, read without importing them."""
+    distributions = {"rl_training": "rl-training", **_LIBRARIES}
+    return {"python": platform.python_version(), **{key: _version(name) for key, name in distributions.items()}}
 
 
 @functools.cache
 def _version(distribution: str) -> str:
-    """Of an installed distribution. Every checkpoint asks, and each time the whole of its metadata would be parsed."""
+    """The version of an installed distribution, cached: every checkpoint needs it, and reading it is slow."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -69,7 +74,7 @@ def _version(distribution: str) -> str:
 
 
 def write_metadata(run_dir: Path, *, device: str = "cpu", command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Record what is needed to repeat the run. The host is described by class, never by name or path."""
+    """Record what is needed to repeat the run. The host is described without its name or paths."""
     program, *arguments = command if command is not None else sys.argv
     metadata = {
         "status": "running",
@@ -85,14 +90,9 @@ def write_metadata(run_dir: Path, *, device: str = "cpu", command: Sequence[str]
 
 
 def update_status(run_dir: Path, status: str, **extra: Any) -> None:
-    """Set `status` and further fields; any status but "running" ends the run, "running" again records a resume."""
+    """Set `status` and further fields. Any status but "running" ends the run; "running" records a resume."""
     path = run_dir / "metadata.json"
-    try:
-        metadata = json.loads(path.read_text())
-        if not isinstance(metadata, dict):
-            metadata = {}
-    except (OSError, ValueError):  # lost or damaged: the status still matters
-        metadata = {}
+    metadata = read_json_object(path)
     metadata.update(extra, status=status, end=None if status == "running" else _now())
     if status == "running":
         metadata["resumed"] = [*metadata.get("resumed", []), _now()]
@@ -100,15 +100,13 @@ def update_status(run_dir: Path, status: str, **extra: Any) -> None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status that `update_status` left, or None when it cannot be read."""
-    try:
-        return str(json.loads((run_dir / "metadata.json").read_text())["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """The status that `update_status` wrote, or None if it cannot be read."""
+    status = read_json_object(run_dir / "metadata.json").get("status")
+    return None if status is None else str(status)
 
 
 def write_config(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Save the fully resolved configuration; the file can be passed to `--config`."""
+    """Save the fully resolved configuration as a file for `--config`."""
     import yaml
 
     atomic_write_text(run_dir / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
@@ -124,13 +122,9 @@ def _now() -> str:
 
 
 def _host(device: str) -> dict[str, Any]:
-    host: dict[str, Any] = {
-        "os": platform.system(),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "gpu": None,
-    }
-    if device.startswith("cuda"):  # asking for the name starts CUDA, which a CPU run must not do
+    host: dict[str, Any] = {"os": platform.system(), "machine": platform.machine(), "cpu_count": os.cpu_count()}
+    host["gpu"] = None
+    if device.startswith("cuda"):  # reading the name initialises CUDA, which a CPU run must not do
         import torch
 
         host["gpu"] = torch.cuda.get_device_name(device)
@@ -138,7 +132,7 @@ def _host(device: str) -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the repository around the working directory and whether tracked files differ; None outside one."""
+    """Commit of the working directory's repository, and whether tracked files differ; None outside a repository."""
     command = ["git", "status", "--porcelain=v2", "--branch", "-uno"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

@@ -1,15 +1,15 @@
-"""Scores over seeds, reported as Agarwal et al. (2021, arXiv:2108.13264) advise: IQM with a stratified bootstrap.
+"""Statistics of scores over seeds, as Agarwal et al. (2021, arXiv:2108.13264) recommend: IQM, stratified bootstrap.
 
-The one place for this mathematics: summary.json, `report`, `leaderboard`, `compare` and the docs all come here.
+summary.json, `report`, `leaderboard`, `compare` and the docs all use this module.
 
-Intervals. The usual percentile bootstrap is too short for the five or ten seeds of a study: of five it covers the mean
-in 84 % of cases, not 95 %. rliable has only that one and SciPy's BCa is no better with so few, so the resampling is
-done here and SciPy gives the quantiles of Student's t, in one of two ways: for order statistics (IQM, median) the
-percentiles are taken at Phi(-t) and Phi(t) instead of Phi(-1.96) and Phi(1.96), so the interval is within the scores;
-for means, and for fewer than five seeds, the interval is estimate -/+ t x standard error. Both are after Hesterberg
-(2015, The American Statistician 69). docs/reports.md has the measured coverage.
+Intervals: the usual percentile bootstrap is too narrow for the five or ten seeds of a study; with five seeds it covers
+the mean in 84 % of cases instead of 95 %. rliable has no other method and SciPy's BCa is no better for so few seeds.
+The resampling is therefore done here, and corrected with the quantiles of Student's t (Hesterberg 2015, The American
+Statistician 69). For order statistics (IQM, median) the percentiles are taken at Phi(-t) and Phi(t) instead of
+Phi(-1.96) and Phi(1.96), which keeps the interval within the scores. For means, and for fewer than five seeds, the
+interval is estimate -/+ t x standard error. docs/reports.md has the measured coverage.
 
-Scores are arrays [..., n]: seeds last, anything in front (the points of a curve, the studies of a simulation) at once.
+Scores are arrays [..., n] with the seeds last; leading axes (points of a curve, studies) are handled at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Statistic = Callable[..., Any]
 LEVEL = 0.95
 RESAMPLES = 5000
 _BLOCK = 1 << 21  # resampled values in memory at once
-_FEWEST = 4  # degrees of freedom: the range of four scores holds their median in 87.5 % of cases only, of five in 94 %
+_FEWEST = 4  # degrees of freedom: the range of four scores contains the median in only 87.5 % of cases, of five in 94 %
 
 
 def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
@@ -42,7 +42,7 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
 
 
 def optimality_gap(scores: ArrayLike, axis: int | None = None) -> Any:
-    """How far normalised scores are below 1 on average; what is above counts as 1."""
+    """How far normalised scores are below 1 on average; scores above 1 count as 1."""
     return np.maximum(1.0 - np.asarray(scores, dtype=np.float64), 0.0).mean(axis=axis)
 
 
@@ -55,17 +55,17 @@ class _Bootstrap(NamedTuple):
     draws: Array  # [..., resamples]
     variance: Array  # [...], of the estimate, without the small-sample bias of the draws
     freedom: Array  # [...], degrees of freedom of that variance
-    widen: Array  # [...], how much too narrow the draws of an order statistic are
+    widen: Array  # [...], factor by which the draws of an order statistic are too narrow
 
 
 def interval(
     strata: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL, resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Low and high end [...] of the statistic over all scores. A stratum [..., n_i] is the scores of one task.
+    """Low and high end [...] of the statistic over all scores. A stratum [..., n_i] has the scores of one task.
 
-    Each stratum is resampled on its own, so that every resample has the same tasks. The generator is seeded: the same
-    scores always give the same interval.
+    Each stratum is resampled separately, so that every resample has the same tasks. The random numbers are seeded: the
+    same scores always give the same interval.
     """
     return _ends(_bootstrap(strata, statistic, resamples, seed), level, statistic in _MEANS)
 
@@ -76,7 +76,7 @@ def difference(
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """statistic(B) - statistic(A) of two independent sets of runs: estimate, low and high end [...]."""
     a = _bootstrap(strata_a, statistic, resamples, seed)
-    b = _bootstrap(strata_b, statistic, resamples, seed + 1)  # other draws: with the same ones the spread would cancel
+    b = _bootstrap(strata_b, statistic, resamples, seed + 1)  # other draws, or the two spreads would cancel
     freedom = _satterthwaite([(a.variance, a.freedom), (b.variance, b.freedom)])
     variance = a.variance + b.variance
     shares = a.variance * a.widen**2 + b.variance * b.widen**2
@@ -96,9 +96,9 @@ def _bootstrap(strata: Sequence[ArrayLike], statistic: Statistic, resamples: int
     draws = _resample(groups, range(len(groups)), statistic, resamples, seed)
     if len(groups) == 1:
         n, ones = sizes[0], np.ones(estimate.shape)
-        # Trimming few scores spreads the draws of an IQM by as much as n / (n - 1) would: they are wide enough.
+        # Trimming few scores widens the draws of an IQM about as much as n / (n - 1) would: no correction is needed.
         return _Bootstrap(estimate, draws, draws.var(-1) * n / max(n - 1, 1), ones * max(n - 1, 1), ones)
-    # The variance that each task alone brings in: its share of the correction n / (n - 1) and of the freedom.
+    # The variance that each task contributes: its share of the correction n / (n - 1) and of the degrees of freedom.
     alone = [_resample(groups, [i], statistic, resamples // 5, seed).var(-1) for i in range(len(groups))]
     corrected = [v * n / (n - 1) for v, n in zip(alone, sizes)]
     total = np.maximum(sum(alone), np.finfo(float).tiny)
@@ -108,7 +108,7 @@ def _bootstrap(strata: Sequence[ArrayLike], statistic: Statistic, resamples: int
 
 
 def _resample(groups: list[Array], which: Sequence[int], statistic: Statistic, resamples: int, seed: int) -> Array:
-    """The statistic of `resamples` resamples [..., resamples]; strata that are not in `which` stay as they are."""
+    """The statistic of `resamples` resamples [..., resamples]; strata that are not in `which` are not resampled."""
     rng = np.random.default_rng(seed)
     values = sum(group.size for group in groups)
     estimates = []
@@ -152,7 +152,7 @@ def _ends(boot: _Bootstrap, level: float, linear: bool) -> tuple[Any, Any]:
 
 
 def _quantile(ordered: Array, p: Array) -> Array:
-    """NumPy's linear quantile, with one probability for each row."""
+    """NumPy's linear quantile, with a probability for each row."""
     position = p * (ordered.shape[-1] - 1)
     below = np.floor(position).astype(np.intp)
     above = np.minimum(below + 1, ordered.shape[-1] - 1)
@@ -169,8 +169,8 @@ def improvement(
 ) -> tuple[Any, Any, Any]:
     """P(a run of B beats a run of A), ties counting half, as the mean over tasks: estimate, low and high end [...].
 
-    The interval is Newcombe's (2006, Statistics in Medicine 25, method 5): it solves for the probabilities that the
-    estimate does not contradict. A bootstrap would have no width at all when every run of B beats every run of A.
+    The interval is Newcombe's (2006, Statistics in Medicine 25, method 5): all probabilities that are compatible with
+    the estimate. A bootstrap interval would have no width when every run of B beats every run of A.
     """
     if len(strata_a) != len(strata_b):
         raise ValueError("A and B must have the same tasks")
@@ -184,10 +184,8 @@ def improvement(
 
 
 def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike, *, level: float = LEVEL) -> tuple[Any, Any, Any]:
-    """Performance profile: the fraction of runs that reach each threshold [T], as the mean over tasks, with its ends.
-
-    The interval is Wilson's, point by point: that of a fraction which may be 0 or 1.
-    """
+    """Performance profile: the fraction of runs that reach each threshold [T], as the mean over tasks: estimate, low
+    and high end. The interval at each threshold is Wilson's, which also works for fractions of 0 and 1."""
     z = _normal_quantile(level)
     parts = []
     for scores in strata:
@@ -227,7 +225,7 @@ def _solve(estimate: Array, variance: Callable[[Array], Array], z: float) -> tup
 
 
 def _average(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Any, Any, Any]:
-    """Mean of independent estimates; their intervals are combined as in Zou and Donner (2008)."""
+    """Mean of independent estimates, their intervals combined as in Zou and Donner (2008)."""
     estimates, lows, highs = (np.stack(values) for values in zip(*parts))
     mean, k = estimates.mean(0), len(parts)
     low = mean - np.sqrt(((estimates - lows) ** 2).sum(0)) / k
@@ -241,8 +239,8 @@ def _average(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Any, Any, Any
 def summarise(per_seed_scores: Sequence[Sequence[float]]) -> dict[str, Any]:
     """`mean`, `iqm` and `ci95`, the interval of the IQM.
 
-    The unit is the seed: with several seeds, IQM and interval are over the seeds' mean scores, because episodes of one
-    agent say nothing about the next agent. With one seed they are over its episodes: luck within that agent only.
+    With several seeds, IQM and interval are taken over the mean scores of the seeds, because the episodes of one agent
+    say nothing about another agent. With one seed they are taken over its episodes and describe only that agent.
     """
     if not per_seed_scores or any(len(scores) == 0 for scores in per_seed_scores):
         raise ValueError("every seed needs at least one score")
@@ -256,12 +254,12 @@ def eval_summary(
     seeds: Sequence[int], returns: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]],
     successes: Sequence[Sequence[float | None]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """An evaluation as summary.json shows it; `returns[i]` and `lengths[i]` are the episodes of `seeds[i]`.
+    """An evaluation as in summary.json; `returns[i]` and `lengths[i]` are those of the episodes of `seeds[i]`.
 
-    `success_rate` is there when the environment says of every episode whether it succeeded.
+    `success_rate` is included if the environment reports for every episode whether it succeeded.
     """
     if not len(seeds) == len(returns) == len(lengths):
-        raise ValueError("seeds, returns and lengths must have one entry a seed")
+        raise ValueError("seeds, returns and lengths must have one entry for each seed")
     scores = summarise(returns)
     summary: dict[str, Any] = {
         "mean_return": scores["mean"],

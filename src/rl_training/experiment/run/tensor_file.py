@@ -1,6 +1,6 @@
 """Writes safetensors files in pieces.
 
-By hand because the library's writer copies every tensor of the file first, which a replay of many GB does not allow.
+The library's own writer first copies every tensor of the file, which needs too much memory for a large replay buffer.
 """
 
 from __future__ import annotations
@@ -11,31 +11,20 @@ from collections.abc import Iterator
 
 import torch
 
-_CHUNK = 4 << 20  # bytes of a tensor in flight while writing
-MAX_HEADER = 8 << 20  # far above real use; bounds the memory that a hostile file can take
+_CHUNK = 4 << 20  # bytes that are copied at a time
+MAX_HEADER = 8 << 20  # far more than needed; limits the memory that a malicious file can use
 DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
     torch.float64: "F64",
-}
+}  # fmt: skip
 
 NamedTensors = dict[str, torch.Tensor]
 
 
 def _ordered(named: NamedTensors) -> list[tuple[str, torch.Tensor]]:
-    """Widest type first, so that every tensor is aligned in the file without padding."""
+    """Tensors with the largest elements first, so that all are aligned in the file without padding."""
     return sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
@@ -64,7 +53,7 @@ def blocks(head: bytes, named: NamedTensors) -> Iterator[bytes | memoryview]:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Flat slices of at most `_CHUNK` bytes: a replay of many GB is never copied whole, on the device or the host."""
+    """Flat slices of at most `_CHUNK` bytes, so that a large tensor is never copied as a whole."""
     size = tensor.numel() * tensor.element_size()
     if tensor.is_contiguous() or size <= _CHUNK:
         flat, step = tensor.contiguous().view(-1), _CHUNK // tensor.element_size()

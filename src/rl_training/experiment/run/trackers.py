@@ -1,8 +1,8 @@
-"""Weights & Biases, MLflow and Trackio behind one small interface.
+"""Experiment trackers (Weights & Biases, MLflow, Trackio) behind one small interface.
 
-A tracker is a copy of metrics.jsonl that someone else shows. It is fed from a thread of its own, so that a slow network
-never holds a run up, and whatever goes wrong in it is one warning: training goes on and the run directory has it all.
-Where the data goes is each tool's own setting (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_DIR, ...).
+A tracker receives a copy of metrics.jsonl from a thread of its own, so that a slow network never delays a run. If a
+tracker fails there is one warning, and training continues: the run directory has all metrics. Each tool's own settings
+decide where the data goes (WANDB_MODE, WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_DIR, ...).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import json
 import math
 import os
 import queue
@@ -23,18 +22,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json
+from rl_training.experiment.run.atomic import atomic_write_json, read_json_object
+from rl_training.experiment.run.config import flat
 
 PROJECT = "rl-training"
-FILE = "trackers.json"  # ids of the runs at the trackers, so that a resumed run continues them
-_WAITING = 10_000  # events that may wait for a slow tracker; later ones are dropped there, never here
-_LAST_WORDS = 30.0  # seconds a tracker gets at the end of a run
+FILE = "trackers.json"  # the trackers' own ids of the run, so that a resumed run continues them
+_MAX_WAITING = 10_000  # events that may wait for a slow tracker before it is given up
+_CLOSE_TIMEOUT = 30.0  # seconds that a tracker gets at the end of a run
 
 
 class Tracker(Protocol):
-    """What a tracker needs to do; all of it is called from one thread."""
+    """What a tracker must implement; all methods are called from one thread."""
 
-    id: str  # under which a resumed run finds it again
+    id: str  # identifies the run, so that a resumed run can continue it
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 class WandbTracker:
-    """Weights & Biases. Steps are a metric of their own: a resumed run may repeat some, which `step=` would refuse."""
+    """Weights & Biases. Steps are logged as a metric, because `step=` refuses the steps that a resumed run repeats."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path, id: str | None) -> None:
         wandb = importlib.import_module("wandb")
@@ -62,7 +62,7 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """MLflow, through its client: the fluent functions keep a global run that belongs to the user."""
+    """MLflow, through its client: the fluent functions would use the user's global run."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path, id: str | None) -> None:
         mlflow = importlib.import_module("mlflow")
@@ -76,7 +76,7 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         self.id = self._client.create_run(number, run_name=name).info.run_id
-        for key, value in _flat(config).items():
+        for key, value in flat(config).items():
             self._client.log_param(self.id, key, str(value)[:500])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -89,7 +89,7 @@ class MlflowTracker:
 
 
 class TrackioTracker:
-    """Trackio. It prints what it does to stdout, which is kept for the one JSON object of `--json`."""
+    """Trackio. Its messages go to stderr, because stdout is reserved for the JSON object of `--json`."""
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path, id: str | None) -> None:
         trackio = importlib.import_module("trackio")
@@ -114,12 +114,12 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 
 
 class Feed:
-    """One tracker and the thread that serves it. `log` and `close` never raise and never wait for the network."""
+    """A tracker and its thread. `log` and `close` never raise, and `log` never waits for the network."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], started: Callable[[str], None]) -> None:
         self.name = name
         self._make, self._started = make, started
-        self._queue: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue(_MAX_WAITING)
         self._broken = False
         self._thread = threading.Thread(target=self._serve, name=f"tracker-{name}", daemon=True)
         self._thread.start()
@@ -130,14 +130,14 @@ class Feed:
         try:
             self._queue.put_nowait((step, values))
         except queue.Full:
-            self._fail(f"it is {_WAITING} events behind")
+            self._fail(f"it is {_MAX_WAITING} events behind")
 
-    def close(self, failed: bool, patience: float = _LAST_WORDS) -> None:
+    def close(self, failed: bool, patience: float = _CLOSE_TIMEOUT) -> None:
         if not self._broken:
             try:
                 self._queue.put(failed, timeout=patience)
             except queue.Full:
-                self._fail(f"it is {_WAITING} events behind")
+                self._fail(f"it is {_MAX_WAITING} events behind")
         self._thread.join(0.0 if self._broken else patience)
         if self._thread.is_alive() and not self._broken:
             self._fail(f"it did not finish within {patience:g} s")
@@ -149,28 +149,28 @@ class Feed:
             while not isinstance(item := self._queue.get(), bool):
                 tracker.log(*item)
             tracker.finish(item)
-        except BaseException as error:  # some libraries end the process, by SystemExit, when nobody is logged in
+        except BaseException as error:  # some libraries raise SystemExit when nobody is logged in
             self._fail(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
     def _fail(self, reason: str) -> None:
         if not self._broken:
             self._broken = True
             warnings.warn(
-                f"the tracker {self.name} stopped ({reason}); training goes on, all metrics are in metrics.jsonl",
+                f"the tracker {self.name} stopped ({reason}); training continues, all metrics are in metrics.jsonl",
                 stacklevel=2,
             )
 
 
 class Trackers:
-    """The trackers of a run; none of them is the usual case."""
+    """The trackers of a run; usually there are none."""
 
     def __init__(self, names: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> None:
         self._path, self._lock = run_dir / FILE, threading.Lock()
-        self._ids = self._saved()  # of a run that is resumed
+        self._ids = {name: str(id) for name, id in read_json_object(self._path).items()}  # of a resumed run
         self._feeds = [self._open(name, config) for name in dict.fromkeys(names) if _installed(name)]
 
     def log(self, step: int, values: Mapping[str, float], seed: int | None = None) -> None:
-        """One event of the metric log, under the names that TensorBoard has."""
+        """Send one event of the metric log, under the same names as in TensorBoard."""
         if self._feeds:
             tail = "" if seed is None else f"/seed_{seed}"
             finite = {key + tail: float(value) for key, value in values.items() if math.isfinite(value)}
@@ -194,31 +194,16 @@ class Trackers:
             self._ids[name] = id
             atomic_write_json(self._path, self._ids)
 
-    def _saved(self) -> dict[str, str]:
-        try:
-            data = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(k): str(v) for k, v in data.items()}
-        except (OSError, ValueError, AttributeError):
-            return {}
-
 
 def check_trackers(names: Sequence[str], *, required: bool) -> None:
-    """One sentence when a package is missing: an error before training, a warning where a run should go on."""
+    """A missing package is an error if `required`; otherwise a warning, and the run continues without the tracker."""
     for name in names:
         if not _installed(name):
             sentence = f"the tracker {name} is not installed: pip install 'rl-training[tracking]'"
             if required:
                 raise UserError(sentence)
-            warnings.warn(f"{sentence}; the run goes on without it", stacklevel=2)
+            warnings.warn(f"{sentence}; the run continues without it", stacklevel=2)
 
 
 def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        out.update(_flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
-    return out

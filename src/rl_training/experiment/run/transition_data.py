@@ -1,4 +1,4 @@
-"""Datasets for use outside a run: the same recipes as in a configuration, as functions."""
+"""Functions that make datasets outside a run, from the same recipes as in a configuration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rl_training.spec import EnvSource
 
 
 def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = None, **fields: Any) -> TransitionDataset:
-    """The dataset of a recipe, in its environment's terms: `load_transition_dataset(kind="npz", path="data.npz")`.
+    """The dataset of a recipe: `load_transition_dataset(kind="npz", path="data.npz")`.
 
-    `env` is the environment for recipes that name none.
+    Observations and actions are as the environment defines them. `env` is used by recipes without an `env_id`.
     """
     try:
         recipe = DatasetRecipe(kind=kind, **fields)

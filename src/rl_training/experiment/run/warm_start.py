@@ -1,7 +1,7 @@
 """Start a run from the networks of another one: fine-tuning in the environment after offline training, or transfer.
 
-Parameters, target networks, optimiser moments and what else learning keeps (temperatures, normalisers) are taken over;
-the clock starts at 0. A checkpoint of the new run holds everything, so resuming it never reads the old one again.
+The new run takes over parameters, target networks, optimiser moments, temperatures and normalisers; its step counter
+starts at 0. Its own checkpoints are complete, so resuming it does not need the old run.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ SUFFIX = "_online"
 
 @torch.no_grad()
 def start_from(path: str | Path, algorithm: Algorithm[Any], train: TrainState, seeds: Sequence[int]) -> None:
-    """Write the networks of a checkpoint into `train`, whose leaves have a leading seed axis."""
+    """Copy the networks of a checkpoint into `train`, whose leaves have a leading seed axis."""
     other = Agent.load(path, device="cpu")
     _check(path, algorithm, other)
     rows = _rows(path, other.seeds, seeds)
     theirs = dict(tree_items({name: getattr(other.train, name) for name in TAKEN}))
     for name, leaf in tree_items({name: getattr(train, name) for name in TAKEN}):
         source = theirs.get(name)
-        if source is None and name.startswith("target."):  # they keep no slow copy of it: start with the network itself
+        if source is None and name.startswith("target."):  # no slow copy was saved: start with the network itself
             source = theirs["params." + name.removeprefix("target.")]
         if source is not None and source.shape[1:] == leaf.shape[1:]:
             leaf.copy_(source[rows])
 
 
 def _rows(path: str | Path, theirs: Sequence[int], ours: Sequence[int]) -> list[int]:
-    """Which of their agents each of ours starts from."""
+    """For each of our seeds, the index of the agent to start from."""
     if len(theirs) == 1:
         return [0] * len(ours)
     if missing := [seed for seed in ours if seed not in theirs]:
         raise UserError(
-            f"init_from: {path} is a study of the seeds {', '.join(map(str, theirs))}, and seed {missing[0]} is not"
-            " among them; choose seeds that are"
+            f"init_from: {path} is a study of the seeds {', '.join(map(str, theirs))}; it has no agent for seed"
+            f" {missing[0]}, so choose among its seeds"
         )
     return [list(theirs).index(seed) for seed in ours]
 
 
 def _check(path: str | Path, algorithm: Algorithm[Any], other: Agent) -> None:
-    """Every network of ours must have one of the same name, layer for layer."""
+    """Every network of ours needs one of the same name with the same layers."""
     for name, module in algorithm.modules.items():
-        held = other.algorithm.modules.get(name)
-        shapes, found = ([tuple(p.shape) for p in m.parameters()] if m is not None else [] for m in (module, held))
+        theirs = other.algorithm.modules.get(name)
+        shapes, found = ([tuple(p.shape) for p in m.parameters()] if m is not None else [] for m in (module, theirs))
         if shapes != found:
-            what = f"no network '{name}'" if held is None else f"a network '{name}' with layers of other sizes"
+            what = f"no network '{name}'" if theirs is None else f"a network '{name}' with layers of other sizes"
             raise UserError(
                 f"init_from: {path} ({other.config.algo} on {other.config.env_id}) has {what}, so"
                 f" {algorithm.name} on {algorithm.spec.env_id} cannot start from it (see hidden_sizes and num_critics)"
@@ -65,9 +65,9 @@ def _check(path: str | Path, algorithm: Algorithm[Any], other: Agent) -> None:
 
 
 def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> TrainConfig:
-    """The run that continues an offline agent in its environment: the same settings, and the same data as prior data.
+    """The configuration that continues an offline agent in its environment, with its settings and its dataset.
 
-    Schedules of step sizes have come to their end: they become constant at their first value.
+    Schedules would continue at their final value, so they are replaced by their initial value.
     """
     found = resolve(path)
     meta = load_checkpoint(found, stems=()).meta
@@ -76,8 +76,8 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
     if name not in registry.entries():
         able = sorted(n.removesuffix(SUFFIX) for n in registry.entries() if n.endswith(SUFFIX))
         raise UserError(
-            f"{config.algo} has no counterpart that learns in the environment; these have one: {', '.join(able)}."
-            f" `rl-training train --init-from {path}` starts any algorithm with the same networks"
+            f"{config.algo} has no online version; these algorithms have one: {', '.join(able)}."
+            f" `rl-training train --init-from {path}` starts any algorithm that has the same networks"
         )
     cls = registry.entry(name).load()
     kept: dict[str, Any] = {}
@@ -87,11 +87,6 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
             kept[key] = value["start"] if scheduled else value
     shared = ("seed", "seeds", "env_kwargs", "eval_episodes", "eval_deterministic")
     base = {field: getattr(config, field) for field in shared}
-    base |= {
-        "env_id": safe_env_id(config.env_id),
-        "algo": name,
-        "init_from": str(found),
-        "algo_kwargs": kept,
-        "total_timesteps": total_timesteps,
-    }
+    base |= {"env_id": safe_env_id(config.env_id), "algo": name, "init_from": str(found), "algo_kwargs": kept}
+    base["total_timesteps"] = total_timesteps
     return TrainConfig(**merge(base, changes))

@@ -1,6 +1,6 @@
-"""Worker processes for trials: started cheaply, restarted when they die, and gone when their parent is.
+"""Worker processes for trials: they start quickly, are restarted when they die, and end with their parent.
 
-A worker holds nothing that its trial's directory does not, so any of them may be killed at any instant.
+All state of a trial is in its directory, so a worker may be killed at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRACE = 60.0  # seconds for workers to save their runs when the sweep is interr
 
 @dataclass(frozen=True)
 class Job:
-    """Arguments (as JSON has them) of the pool's target; what came of it is read from `directory`."""
+    """Arguments (JSON values) for the pool's target; the outcome is read from `directory`."""
 
     name: str
     directory: Path
@@ -44,22 +44,22 @@ class Event:
 
 
 class Pool:
-    """Runs `target`, named as module:function, for each job; up to `workers` at a time."""
+    """Runs `target` (module:function) for each job, with up to `workers` processes at a time."""
 
     def __init__(
         self, target: str, workers: int, *, retries: int = RETRIES,
         on_event: Callable[[Event], None] = lambda event: None, preload: Sequence[str] = (),
     ) -> None:  # fmt: skip
         if not hasattr(os, "fork"):
-            raise UserError("worker processes need a system that can fork (Linux, macOS)")
+            raise UserError("worker processes need an operating system that can fork (Linux, macOS)")
         self.target, self.workers, self.retries, self.on_event = target, workers, retries, on_event
         self._preload = (*_PRELOAD, *preload)
-        self._zygote: subprocess.Popen[bytes] | None = None
+        self._server_process: subprocess.Popen[bytes] | None = None
         self._running: dict[str, tuple[Job, TrialState]] = {}
-        self._crashes: dict[str, int] = {}  # in a row, without a new checkpoint
+        self._crashes: dict[str, int] = {}  # by job: crashes in a row without a new checkpoint
 
     def run(self, jobs: Iterator[Job]) -> None:
-        """Work off the jobs, which are asked for when a worker is free. Returns when all of them are over."""
+        """Run all jobs. The next one is taken from the iterator when a worker is free."""
         again: deque[Job] = deque()
         try:
             while True:
@@ -85,7 +85,7 @@ class Pool:
             "threads": max(1, usable_cpus() // self.workers),
         }  # fmt: skip
         self._running[job.name] = (job, before)
-        with contextlib.suppress(BrokenPipeError):  # it died: reading finds out
+        with contextlib.suppress(BrokenPipeError):  # the server died: `_wait` handles it
             stdin = self._server().stdin
             assert stdin is not None
             stdin.write(json.dumps(order).encode() + b"\n")
@@ -93,27 +93,27 @@ class Pool:
         self.on_event(Event("start", job, before))
 
     def _server(self) -> subprocess.Popen[bytes]:
-        if self._zygote is None:
-            # In a session of its own: Ctrl-C reaches us alone, and we decide.
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "rl_training.experiment.studies.zygote", *self._preload],
+        if self._server_process is None:
+            # In a session of its own, so that Ctrl-C reaches only this process.
+            self._server_process = subprocess.Popen(
+                [sys.executable, "-m", "rl_training.experiment.studies.fork_server", *self._preload],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
-        return self._zygote
+        return self._server_process
 
     def _wait(self) -> list[Job]:
-        """Wait until a worker has ended; the jobs that must be done again."""
+        """Wait until a worker has ended; returns the jobs that must be run again."""
         stdout = self._server().stdout
         assert stdout is not None
         line = stdout.readline()
         if line:
             report = json.loads(line)
             return self._ended(report["id"], report["code"])
-        self._stop()  # the server itself is gone, and its workers follow it
+        self._stop()  # the server itself has died, and its workers end with it
         return [job for name in list(self._running) for job in self._ended(name, None)]
 
     def _ended(self, name: str, code: int | None) -> list[Job]:
-        """The job again if its worker died and may be restarted."""
+        """Handle the end of a worker; returns the job if it must be run again."""
         job, before = self._running.pop(name)
         state = trial_state(job.directory)
         if not state.over:
@@ -122,28 +122,28 @@ class Pool:
             if crashes <= self.retries:
                 self.on_event(Event("restart", job, state))
                 return [job]
-            error = f"its worker ended {crashes} times in a row without getting further ({_ending(code)}); see {LOG}"
-            with contextlib.suppress(OSError):  # on a full disk the trial stays as it is
+            error = f"its worker ended {crashes} times in a row without progress ({_ending(code)}); see {LOG}"
+            with contextlib.suppress(OSError):  # on a full disk the trial stays unfinished
                 record_failure(job.directory, error, "Crash")
             state = TrialState("failed", state.run_dir, state.step, error)
         self.on_event(Event("done" if state.status == "done" else "failed", job, state))
         return []
 
     def _stop(self) -> None:
-        """Ask the workers that still run to save and go: closing the server's input does."""
-        zygote, self._zygote = self._zygote, None
-        if zygote is None:
+        """Close the server's input, which makes the running workers save and end."""
+        server, self._server_process = self._server_process, None
+        if server is None:
             return
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
+        assert server.stdin is not None
+        assert server.stdout is not None
         with contextlib.suppress(OSError):
-            zygote.stdin.close()
+            server.stdin.close()
         try:
-            zygote.wait(_GRACE)
+            server.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            zygote.kill()
-            zygote.wait()
-        zygote.stdout.close()
+            server.kill()
+            server.wait()
+        server.stdout.close()
 
 
 def _ending(code: int | None) -> str:

@@ -29,26 +29,26 @@ def _table() -> dict[str, Any]:
 
 
 def default_space(algo: str) -> Space:
-    """The packaged space: entries whose setting the algorithm has."""
+    """The packaged search space, limited to settings that the algorithm has."""
     fields = registry.entry(algo).load().Hyper.model_fields
     table = {**_table()["settings"], **_table()["algorithms"].get(algo, {})}
     return {name: dict(spec) for name, spec in table.items() if spec is not None and name in fields}
 
 
 def load_space(config: TrainConfig, path: str | Path | None) -> Space:
-    """The space of a run, from a user's file or the packaged table, with every bound checked against the algorithm."""
+    """The search space of a study, from a file or the packaged table, with all bounds checked by the algorithm."""
     space: Mapping[str, Any] = read_config(path) if path is not None else default_space(config.algo)
     fields = registry.entry(config.algo).load().Hyper.model_fields
     for name, spec in space.items():
         if name not in fields:
             raise UserError(
-                f"the space has '{name}', which is no setting of {config.algo}.{did_you_mean(name, fields)}"
+                f"the space has '{name}', which is not a setting of {config.algo}.{did_you_mean(name, fields)}"
             )
         _check(name, spec)
         for value in spec["choices"] if "choices" in spec else (spec["low"], spec["high"]):
-            apply(config, {name: value}).hyper()  # a UserError that names the setting
+            apply(config, {name: value}).hyper()  # raises a UserError that names the setting
     if not space:
-        raise UserError(f"there is nothing to tune for {config.algo}: give a --space file with at least one setting")
+        raise UserError(f"there is nothing to tune for {config.algo}: pass a --space file with at least one setting")
     return {name: dict(spec) for name, spec in space.items()}
 
 
@@ -64,11 +64,11 @@ def _check(name: str, spec: Any) -> None:
     low, high = spec["low"], spec["high"]
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (low, high))
     if not numbers or low >= high or (spec.get("log") and low <= 0):
-        raise UserError(f"the range of '{name}' must go from a lower to a higher number (above 0 when log), not {spec}")
+        raise UserError(f"the range of '{name}' must go from a lower to a higher number (above 0 if log), not {spec}")
 
 
 def apply(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """The config with tuned values. Where the base has a schedule, its shape stays and its start is replaced."""
+    """The config with tuned values. A schedule keeps its shape and gets the tuned value as its start."""
     changes = {}
     for name, value in values.items():
         old = config.algo_kwargs.get(name)
@@ -78,7 +78,7 @@ def apply(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 
 
 def base_values(config: TrainConfig, space: Space) -> dict[str, Any]:
-    """The config's own values, where the space contains them: the first trial, so that tuning never ends below it."""
+    """The config's own values, as far as they are in the space: the first trial, so that tuning never does worse."""
     current, out = config.resolved().algo_kwargs, {}
     for name, spec in space.items():
         value = current[name]
@@ -93,7 +93,7 @@ def base_values(config: TrainConfig, space: Space) -> dict[str, Any]:
 
 
 def as_choice(value: Any) -> Any:
-    """Optuna keeps scalars only: anything else travels as JSON."""
+    """A choice as Optuna can store it: scalars as they are, anything else as JSON."""
     return value if isinstance(value, bool | int | float | str) or value is None else json.dumps(value)
 
 

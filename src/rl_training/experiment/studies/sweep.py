@@ -1,8 +1,8 @@
 """Sweeps: a list of configs as resumable trials in worker processes.
 
-<sweep>/sweep.json            the trials: written once, compared when the sweep is continued
-        results.json          a table for people and scripts; never read back
-        trials/trial_0007/    one run directory, worker.log, and failed.json where the trial failed
+<sweep>/sweep.json            the list of trials: written once, compared when the sweep is continued
+        results.json          a table of results; never read by the sweep itself
+        trials/trial_0007/    one run directory, worker.log, and failed.json if the trial failed
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, held
+from rl_training.experiment.run.atomic import atomic_write_json, exclusive_directory
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
 from rl_training.experiment.studies.trials import TrialState, forget_failure, run_trial, summary_of, trial_state
 
 PLAN, RESULTS, FORMAT = "sweep.json", "results.json", "rl_training.sweep"
-MAX_TRIALS = 10_000  # a grid that grew by accident
+MAX_TRIALS = 10_000  # more are probably a mistake
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Trial:
     name: str
     config: TrainConfig
     directory: Path
-    settings: dict[str, str] = field(default_factory=dict)  # what makes it differ from the others, for display
+    settings: dict[str, str] = field(default_factory=dict)  # those that differ between trials, for display
 
     def describe(self) -> str:
         seeds = self.config.all_seeds
@@ -40,7 +40,7 @@ class Trial:
 
 
 class Sweep:
-    """`configs` are the trials, in order; `settings[i]` says in words what is special about the i-th."""
+    """`configs` are the trials, in order; `settings[i]` describes how the i-th differs from the others."""
 
     def __init__(
         self, directory: str | Path, configs: Sequence[TrainConfig], settings: Sequence[dict[str, str]] | None = None
@@ -49,36 +49,33 @@ class Sweep:
         if not configs:
             raise UserError("a sweep needs at least one trial")
         if len(configs) > MAX_TRIALS:
-            raise UserError(f"this grid has {len(configs):,} trials; at most {MAX_TRIALS:,} are possible")
+            raise UserError(f"this grid has {len(configs):,} trials; at most {MAX_TRIALS:,} are allowed")
         names = [f"trial_{i:04d}" for i in range(len(configs))]
         self.trials = [
-            Trial(name, config, self.directory / "trials" / name, said)
-            for name, config, said in zip(names, configs, settings or [{}] * len(configs), strict=True)
+            Trial(name, config, self.directory / "trials" / name, differences)
+            for name, config, differences in zip(names, configs, settings or [{}] * len(configs), strict=True)
         ]
         plain = [identity(config) for config in configs]
         seen: dict[str, str] = {}
         for name, config in zip(names, plain):
             first = seen.setdefault(json.dumps(config, sort_keys=True), name)
             if first != name:
-                raise UserError(f"{first} and {name} of this sweep are the same run; give every value once")
-        self.plan = {
-            "format": FORMAT,
-            "schema": 1,
-            "trials": [{"name": n, "config": c} for n, c in zip(names, plain)],
-        }
+                raise UserError(f"{first} and {name} of this sweep are the same run; list each value only once")
+        trials = [{"name": name, "config": config} for name, config in zip(names, plain)]
+        self.plan = {"format": FORMAT, "schema": 1, "trials": trials}
 
     def run(
         self, workers: int = 1, *, retries: int = RETRIES, retry_failed: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
         target: str = "rl_training.experiment.studies.sweep:work",
     ) -> dict[str, Any]:  # fmt: skip
-        """Complete every trial that is not complete, and give the table of results. Calling it again goes on.
+        """Run every trial that is not complete and return the table of results. Calling it again continues the sweep.
 
-        `target(directory, config, env)` does a trial in its worker; tests name a saboteur there.
+        `target(directory, config, env)` runs a trial in its worker; tests use it to inject failures.
         """
         if workers < 1:
             raise UserError(f"workers = {workers}: a sweep needs at least one")
-        with held(self.directory, "the sweep"):
+        with exclusive_directory(self.directory, "the sweep"):
             self._open()
             if retry_failed:
                 for trial in self.trials:
@@ -90,18 +87,18 @@ class Sweep:
 
     def _jobs(self) -> Iterator[Job]:
         for trial in self.trials:
-            # The environment as this command names it: a checkpoint's word may not have a module imported.
+            # The environment's id comes from this command: an id from a checkpoint must not import a module.
             yield Job(trial.name, trial.directory, (str(trial.directory), trial.config.to_dict(), trial.config.env_id))
 
     def _open(self) -> None:
-        """Find that the directory holds this very sweep, or make it so."""
-        for leftover in self.directory.glob("*.tmp-*"):  # of a writer that was killed
+        """Check that the directory contains this sweep, or initialise it."""
+        for leftover in self.directory.glob("*.tmp-*"):  # of a process that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         path = self.directory / PLAN
         if path.exists():
             self._compare(path)
         elif any(self.directory.iterdir()):
-            raise UserError(f"{self.directory} is not empty and holds no sweep: give another --output-dir")
+            raise UserError(f"{self.directory} is not empty and does not contain a sweep; choose another --output-dir")
         else:
             atomic_write_json(path, self.plan)
 
@@ -110,18 +107,18 @@ class Sweep:
             saved = json.loads(path.read_text())
             old, new = saved["trials"], json.loads(json.dumps(self.plan))["trials"]
             if saved["format"] != FORMAT or saved["schema"] != 1:
-                raise ValueError("it is of another kind or version")
+                raise ValueError("it has another format or version")
             difference = _difference(old, new)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} cannot be read as a sweep: {error}") from None
         if difference:
             raise UserError(
-                f"{self.directory} holds another sweep ({difference}); repeat the command that began it,"
-                " or give another --output-dir"
+                f"{self.directory} contains another sweep ({difference}); repeat the command that started it,"
+                " or choose another --output-dir"
             )
 
     def results(self) -> dict[str, Any]:
-        """One row for each trial, read from the disk."""
+        """A table with one row for each trial, read from the disk."""
         rows = [self._row(trial, trial_state(trial.directory)) for trial in self.trials]
         count = {name: sum(row["status"] == name for row in rows) for name in ("done", "failed", "started", "new")}
         return {"directory": str(self.directory), "total": len(rows), **count, "trials": rows}
@@ -143,20 +140,20 @@ class Sweep:
 
 
 def work(directory: str, config: dict[str, Any], env: str) -> None:
-    """What a worker does."""
+    """Run a trial in a worker."""
     run_trial(Path(directory), TrainConfig(**config), env=env)
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """What makes a trial that trial: everything but where it is written."""
+    """What identifies a trial: all settings except the output directory."""
     return {key: value for key, value in config.to_dict().items() if key != "output_dir"}
 
 
 def _difference(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
-    """The first thing in which two lists of trials differ, in words; empty when they are equal."""
+    """A description of the first difference between two lists of trials; empty if they are equal."""
     for a, b in itertools.zip_longest(old, new):
         if a is None or b is None:
-            return f"of {len(old)} trials, not {len(new)}"
+            return f"it has {len(old)} trial{'s' * (len(old) != 1)} instead of {len(new)}"
         for key in dict.fromkeys([*a["config"], *b["config"]]):
             x, y = a["config"].get(key), b["config"].get(key)
             if x != y and isinstance(x, dict) and isinstance(y, dict):

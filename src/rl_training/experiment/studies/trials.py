@@ -1,14 +1,13 @@
-"""One trial of a sweep or a tuning study: a directory that holds one run.
+"""One trial of a sweep or a tuning study: a directory that contains one run.
 
-Nothing about a trial is kept twice. Whether it is done, and from where it goes on, is read from the run in its
-directory; only a failure, of which a run may leave no trace, has a file of its own. So no journal can disagree with
-what is on disk, whichever process was killed at whichever instant.
+The run in the directory shows whether the trial is done and where to continue it. Only a failure has a file of its
+own, because a failed run may leave no trace. As nothing is stored twice, a process that is killed at any time cannot
+leave contradictory records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, held
+from rl_training.experiment.run.atomic import atomic_write_json, exclusive_directory, read_json_object
 from rl_training.experiment.run.run_dir import read_status
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from rl_training.experiment.run.trainer import Trainer
 
 FAILED = "failed.json"
-_FINISHED = ("completed", "stopped")  # as the trainer ends a run whose budget is spent, or whose goal is reached
-_LOCK_LIMIT = 120.0  # seconds that an orphaned worker may take to save its run and go
+_FINISHED = ("completed", "stopped")  # status of a run that used up its budget, or was stopped early on purpose
+_LOCK_LIMIT = 120.0  # seconds that an orphaned worker may take to save its run and end
 
 Status = Literal["new", "started", "done", "failed"]
 
@@ -36,7 +35,7 @@ Status = Literal["new", "started", "done", "failed"]
 class TrialState:
     status: Status
     run_dir: Path | None = None
-    step: int = -1  # of the latest checkpoint; -1: there is none
+    step: int = -1  # of the latest checkpoint; -1 if there is none
     error: str | None = None
 
     @property
@@ -45,20 +44,20 @@ class TrialState:
 
 
 def trial_state(directory: Path) -> TrialState:
-    """What the directory says. Checkpoints are not verified here, but when the run is picked up."""
+    """The state of a trial, read from its directory. Checkpoints are verified later, when the run is continued."""
     runs = run_dirs(directory)
     finished = [run for run in runs if read_status(run) in _FINISHED]
     if finished:
         return TrialState("done", finished[0], _last_step(finished[0]))
     run = max(runs, key=_last_step, default=None)
     step = _last_step(run) if run is not None else -1
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return TrialState("failed", run, step, str(json.loads((directory / FAILED).read_text())["error"]))
+    if (failure := read_json_object(directory / FAILED)).get("error") is not None:
+        return TrialState("failed", run, step, str(failure["error"]))
     return TrialState("new" if run is None else "started", run, step)
 
 
 def run_dirs(directory: Path) -> list[Path]:
-    """Run directories, oldest first; more than one only where a process died at its very start."""
+    """Run directories, oldest first; there are several only if a process died right after its start."""
     try:
         return sorted(path for path in directory.iterdir() if path.is_dir() and (path / "checkpoints").is_dir())
     except OSError:
@@ -75,27 +74,27 @@ def _last_step(run: Path) -> int:
 def run_trial(
     directory: Path, config: TrainConfig, *, env: str | None = None, callbacks: Sequence[Callback] = ()
 ) -> TrainResult | None:
-    """Train the trial to its end, from wherever it stands. A failure is recorded, not raised; None: nothing to do.
+    """Train the trial from its current state to its end. Returns None if it is over already, or fails now.
 
-    A signal leaves the trial "started": the trainer has saved a checkpoint, and the next call goes on from it.
+    After a signal the trial is "started": the trainer has saved a checkpoint, and the next call continues from it.
     """
-    # An orphan of a killed sweep may still be saving its run: wait until it is gone.
-    with held(directory, "the trial", wait=_LOCK_LIMIT):
+    # An orphaned worker of a killed sweep may still be saving its run: wait for it.
+    with exclusive_directory(directory, "the trial", wait=_LOCK_LIMIT):
         if trial_state(directory).over:
             return None
         try:
-            return pick_up(directory, config, env=env, callbacks=callbacks).run()
+            return trainer_for(directory, config, env=env, callbacks=callbacks).run()
         except Exception as error:
             record_failure(directory, _sentence(error), type(error).__name__)
             if not isinstance(error, UserError):
-                raise  # its traceback belongs in the log
+                raise  # so that its traceback is in the log
             return None
 
 
-def pick_up(
+def trainer_for(
     directory: Path, config: TrainConfig, *, env: str | None = None, callbacks: Sequence[Callback] = ()
 ) -> Trainer:
-    """A trainer at the latest valid checkpoint below `directory`, or at the start where there is none."""
+    """A trainer that continues from the latest valid checkpoint below `directory`, or starts a new run."""
     from rl_training.experiment.run.checkpoint import CheckpointError, latest_valid
     from rl_training.experiment.run.trainer import Trainer
 
@@ -105,7 +104,7 @@ def pick_up(
         with contextlib.suppress(CheckpointError):
             found = latest_valid(runs[-1])
         if found is None:
-            shutil.rmtree(runs.pop())  # nothing in it can be used, and a second run beside it would count twice
+            shutil.rmtree(runs.pop())  # it is useless, and a second run in the directory would count twice
     for other in runs[:-1]:
         shutil.rmtree(other)
     if found is not None:
@@ -124,14 +123,8 @@ def forget_failure(directory: Path) -> None:
 
 
 def summary_of(state: TrialState) -> dict[str, Any]:
-    """The run's summary.json; empty where there is none yet."""
-    if state.run_dir is None:
-        return {}
-    try:
-        data = json.loads((state.run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    """The summary.json of the run; empty if there is none yet."""
+    return read_json_object(state.run_dir / "summary.json") if state.run_dir is not None else {}
 
 
 def _sentence(error: Exception) -> str:

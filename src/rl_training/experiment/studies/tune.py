@@ -1,9 +1,9 @@
-"""Tuning on Optuna: each trial trains several seeds at once, bad ones end early, the best is scored on other seeds.
+"""Tuning with Optuna: each trial trains several seeds, bad trials end early, the best is scored on other seeds.
 
 <study>/study.json        config, space and seeds: written once, compared when the study is continued
         study.db          Optuna's storage (SQLite)
         trials/trial_N/   one run directory each, as in a sweep
-        final/trial_N/    the best settings on the held-out seeds
+        final/trial_N/    the best settings, trained on the held-out seeds
         best.yaml         the best settings, as a file for `train --config`
 """
 
@@ -18,7 +18,12 @@ from typing import Any
 import yaml
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import atomic_write_json, atomic_write_text, held
+from rl_training.experiment.run.atomic import (
+    atomic_write_json,
+    atomic_write_text,
+    exclusive_directory,
+    read_json_object,
+)
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
@@ -28,11 +33,11 @@ from rl_training.experiment.studies.trials import TrialState, run_trial, summary
 
 PLAN, STORAGE, BEST, NAME = "study.json", "study.db", "best.yaml", "tune"
 PRUNED = "pruned: worse than the median of the trials so far"
-_STARTUP = 5  # trials that are never pruned, and drawn at random
+_STARTUP = 5  # trials that are drawn at random and never pruned
 
 
 def optuna() -> Any:
-    """The library, or one sentence that says how to get it."""
+    """The Optuna library, or a UserError that says how to install it."""
     try:
         import optuna as library
     except ImportError:
@@ -43,7 +48,7 @@ def optuna() -> Any:
 
 @dataclass
 class Tuning:
-    """A study of `config`: `trials` settings drawn from `space`, each trained on all of `seeds`."""
+    """A study of `config`: `trials` sets of values from `space`, each trained on all of `seeds`."""
 
     directory: Path
     config: TrainConfig
@@ -57,26 +62,26 @@ class Tuning:
     def __post_init__(self) -> None:
         shared = sorted(set(self.seeds) & set(self.final_seeds))
         if shared:
-            raise UserError(f"seed {shared[0]} is used for tuning and for the final score; the latter must be unseen")
-        if self.config.eval_interval == 0:  # a trial is judged, and ended early, by its evaluations
+            raise UserError(f"seed {shared[0]} is used for tuning and for the final score, which needs unseen seeds")
+        if self.config.eval_interval == 0:  # evaluations decide whether a trial is ended early
             interval = max(1, self.config.total_timesteps // 10)
             self.config = self.config.model_copy(update={"eval_interval": interval})
 
     def run(self, workers: int = 1, *, retries: int = RETRIES) -> dict[str, Any]:
-        """Complete the study and give its report. Calling it again goes on, also with more trials."""
+        """Complete the study and return its report. Calling it again continues the study, also with more trials."""
         optuna()
-        with held(self.directory, "the study"):
+        with exclusive_directory(self.directory, "the study"):
             self._open()
             study = self._study()
             if not study.get_trials(deepcopy=False):
                 study.enqueue_trial(base_values(self.config, self.space), skip_if_exists=True)
 
-            def over(event: Event) -> None:
+            def on_event(event: Event) -> None:
                 if event.kind in ("done", "failed"):
                     tell(study, int(event.job.name.removeprefix("trial_")), event.state)
                 self.on_event(event)
 
-            pool = Pool(f"{__name__}:work", workers, retries=retries, on_event=over, preload=["optuna"])
+            pool = Pool(f"{__name__}:work", workers, retries=retries, on_event=on_event, preload=["optuna"])
             pool.run(self._jobs(study, workers))
             self._finish(study, retries)
             return report(self.directory)
@@ -85,16 +90,16 @@ class Tuning:
         return open_study(self.directory, create=True)
 
     def _jobs(self, study: Any, workers: int) -> Iterator[Job]:
-        """Trials that were cut off first, then new ones."""
+        """Interrupted trials first, then new ones."""
         library = optuna()
         states = library.trial.TrialState
         for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if set(trial.params) == set(self.space):
                 yield self._job(trial.number, trial.params)
-            else:  # killed while its values were drawn
+            else:  # the process was killed while drawing its values
                 study.tell(trial.number, state=states.FAIL)
         while len([t for t in study.get_trials(deepcopy=False) if t.state != states.WAITING]) < self.trials:
-            # A generator of its own for each trial: what is drawn depends on the study so far, not on interruptions.
+            # A new sampler for each trial: what it draws depends on the study so far, not on interruptions.
             number = len(study.get_trials(deepcopy=False))
             study.sampler = library.samplers.TPESampler(
                 seed=(self.sampler_seed * 1_000_003 + number) % 2**32, n_startup_trials=_STARTUP,
@@ -126,10 +131,10 @@ class Tuning:
         return Job(name, directory, arguments)
 
     def _finish(self, study: Any, retries: int) -> None:
-        """Write the best settings as a preset, and score them on seeds that took no part in choosing them."""
+        """Write the best settings as a preset, and score them on seeds that were not used to choose them."""
         best = best_trial(study)
         if best is None:
-            raise UserError(f"no trial of the study in {self.directory} was completed; its report says why")
+            raise UserError(f"no trial of the study in {self.directory} was completed; its report shows why")
         config = apply(self.config, self.values(best.params))
         kept = config.model_dump(mode="json", exclude_defaults=True)
         for name in ("seed", "seeds", "output_dir", "device", "execution", "tags"):
@@ -156,11 +161,11 @@ class Tuning:
             different = sorted(key for key, value in plan.items() if read_plan(self.directory).get(key) != value)
             if different:
                 raise UserError(
-                    f"{self.directory} holds another study (its {', '.join(different)} differ);"
-                    " repeat the command that began it, or give another --output-dir"
+                    f"{self.directory} contains another study (its {', '.join(different)} differ);"
+                    " repeat the command that started it, or choose another --output-dir"
                 )
         elif any(item for item in self.directory.iterdir() if ".tmp-" not in item.name):
-            raise UserError(f"{self.directory} is not empty and holds no study: give another --output-dir")
+            raise UserError(f"{self.directory} is not empty and does not contain a study; choose another --output-dir")
         else:
             atomic_write_json(path, plan)
 
@@ -168,7 +173,7 @@ class Tuning:
 def make_tuning(
     directory: str | Path, config: TrainConfig, *, space: str | Path | None = None, **options: Any
 ) -> Tuning:
-    """A study with the packaged space of the algorithm, or that of a file."""
+    """A study with the search space in a file, or the packaged one of the algorithm."""
     return Tuning(Path(directory), config, load_space(config, space), **options)
 
 
@@ -176,7 +181,7 @@ def read_plan(directory: Path) -> dict[str, Any]:
     try:
         plan = json.loads((directory / PLAN).read_text())
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no tuning study: there is no {PLAN} in it") from None
+        raise UserError(f"{directory} does not contain a tuning study: it has no {PLAN}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / PLAN} cannot be read: {error}") from None
     if not isinstance(plan, dict) or not isinstance(plan.get("space"), dict):
@@ -188,29 +193,24 @@ def open_study(directory: Path, *, create: bool = False) -> Any:
     library = optuna()
     path = directory / STORAGE
     if not create and not path.is_file():
-        raise UserError(f"{directory} holds no tuning study: there is no {STORAGE} in it")
-    storage = f"sqlite:///{path.absolute()}"
-    pruner = library.pruners.MedianPruner(n_startup_trials=_STARTUP)
-    sampler = library.samplers.RandomSampler(seed=0)  # replaced where trials are drawn
+        raise UserError(f"{directory} does not contain a tuning study: it has no {STORAGE}")
+    options = {
+        "storage": f"sqlite:///{path.absolute()}", "study_name": NAME,
+        "pruner": library.pruners.MedianPruner(n_startup_trials=_STARTUP),
+        "sampler": library.samplers.RandomSampler(seed=0),  # replaced where trials are drawn
+    }  # fmt: skip
     try:
         if create:
-            return library.create_study(
-                storage=storage,
-                study_name=NAME,
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruner,
-                sampler=sampler,
-            )
-        return library.load_study(storage=storage, study_name=NAME, pruner=pruner, sampler=sampler)
-    except Exception as error:  # whatever SQLAlchemy makes of a file that is no database
+            return library.create_study(direction="maximize", load_if_exists=True, **options)
+        return library.load_study(**options)
+    except Exception as error:  # SQLAlchemy raises many kinds of errors for a file that is not a database
         if type(error).__module__.startswith(("sqlalchemy", "sqlite3", "optuna")) or isinstance(error, KeyError):
             raise UserError(f"{path} cannot be read as a study: {' '.join(str(error).split())[:200]}") from None
         raise
 
 
 class Prune(Callback):
-    """Tells the study of every evaluation, and ends the run when the study has no hope for it."""
+    """Reports every evaluation to the study, and ends the run if the study prunes it."""
 
     def __init__(self, trial: Any) -> None:
         self.trial = trial
@@ -222,14 +222,14 @@ class Prune(Callback):
 
 
 def work(directory: str, config: dict[str, Any], env: str, study_directory: str, number: int) -> None:
-    """What a worker does. Reports that it made before it was killed are in the study and are not made again."""
+    """Run a trial in a worker. Evaluations reported before an interruption are in the study and not repeated."""
     library, study = optuna(), open_study(Path(study_directory))
     trial = library.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
     run_trial(Path(directory), TrainConfig(**config), env=env, callbacks=[Prune(trial)])
 
 
 def tell(study: Any, number: int, state: TrialState) -> None:
-    """Write the outcome of a trial, which its directory holds, into the study."""
+    """Record in the study how a trial ended."""
     states = optuna().trial.TrialState
     frozen = study.get_trials(deepcopy=False)[number]
     if frozen.state.is_finished():
@@ -244,11 +244,7 @@ def tell(study: Any, number: int, state: TrialState) -> None:
 
 
 def was_pruned(state: TrialState) -> bool:
-    try:
-        assert state.run_dir is not None
-        metadata = json.loads((state.run_dir / "metadata.json").read_text())
-    except (OSError, ValueError, AssertionError):
-        return False
+    metadata = read_json_object(state.run_dir / "metadata.json") if state.run_dir is not None else {}
     return bool(metadata.get("status") == "stopped" and metadata.get("reason") == PRUNED)
 
 
@@ -258,26 +254,19 @@ def best_trial(study: Any) -> Any:
 
 
 def report(directory: str | Path) -> dict[str, Any]:
-    """Everything about a study, read from its directory."""
+    """All results of a study, read from its directory."""
     directory = Path(directory)
     plan = read_plan(directory)
     library, study = optuna(), open_study(directory)
     rows = []
     for trial in study.get_trials(deepcopy=False):
         state = trial_state(directory / "trials" / f"trial_{trial.number:04d}")
-        params = {
-            k: from_choice(plan["space"][k], v) if k in plan["space"] else v for k, v in trial.params.items()
-        }  # fmt: skip
-        rows.append(
-            {
-                "number": trial.number,
-                "state": trial.state.name.lower(),
-                "mean_return": trial.value if trial.state.name == "COMPLETE" else None,
-                "params": params,
-                "evaluations": {str(step): value for step, value in sorted(trial.intermediate_values.items())},
-                "error": state.error,
-            }
-        )
+        params = {k: from_choice(plan["space"][k], v) if k in plan["space"] else v for k, v in trial.params.items()}
+        rows.append({
+            "number": trial.number, "state": trial.state.name.lower(), "params": params, "error": state.error,
+            "mean_return": trial.value if trial.state.name == "COMPLETE" else None,
+            "evaluations": {str(step): value for step, value in sorted(trial.intermediate_values.items())},
+        })  # fmt: skip
     best = best_trial(study)
     final = summary_of(trial_state(directory / "final" / f"trial_{best.number:04d}")) if best is not None else {}
     done = final.get("status") in ("completed", "stopped")
@@ -296,7 +285,7 @@ def report(directory: str | Path) -> dict[str, Any]:
 
 
 def _importance(library: Any, study: Any) -> dict[str, float] | None:
-    """How much each setting matters, by PED-ANOVA (Watanabe et al. 2023); None with too few trials to say."""
+    """How much each setting matters, by PED-ANOVA (Watanabe et al. 2023); None if there are too few trials."""
     try:
         evaluator = library.importance.PedAnovaImportanceEvaluator()
         found = library.importance.get_param_importances(study, evaluator=evaluator)

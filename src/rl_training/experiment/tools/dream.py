@@ -1,9 +1,9 @@
-"""Looking into a world model: what it predicts without seeing, beside what really happened.
+"""Compare the predictions of a world model with what really happened.
 
-An episode is played; the model sees its first observations (the context) and then only the actions that were taken.
-The error is measured by the number of steps since the model last saw anything, on every part of the observation apart:
-images in shares of their range, vectors in standard deviations of each component. Beside it stands the error of a guess
-that nothing changes, which a model that has learned anything about time must beat.
+An episode is played. The model sees its first observations (the context), and from then on only the actions. The error
+is measured against the number of steps since the last observation, separately for each part of the observation: for
+images as a share of their range, for vectors in standard deviations of each component. For comparison there is the
+error of a baseline that predicts no change; a model that has learned anything about time beats it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl_training.spec import Array, ArraySpec, EnvSpec
 
 Parts = dict[str, Array]  # the arrays of an observation by name; of a plain one "image" or "vector"
 _SEE, _DREAM = 301, 302  # random streams
-LOSSES = ("world", "reconstruction", "reward", "continue", "dynamics", "representation")  # of a world model
+LOSSES = ("world", "reconstruction", "reward", "continue", "dynamics", "representation")  # that dreamer logs
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class Dreams(Protocol):
 
 
 class Episodes(NamedTuple):
-    """The beginnings of B episodes of T steps, time-major; `alive` [T + 1, B]: the episode has got that far."""
+    """The first T steps of B episodes, time-major; `alive` [T + 1, B]: the episode reached that step."""
 
     obs: Any  # [T + 1, B, ...]
     actions: Tensor  # [T, B, ...]
@@ -51,26 +51,26 @@ class Episodes(NamedTuple):
 
 
 class OpenLoop(NamedTuple):
-    """What the model made of some episodes, by part of the observation where there is a choice."""
+    """The model's predictions for some episodes; dictionaries are by part of the observation."""
 
     true: Parts  # [T + 1, B, ...]
-    model: Parts  # the same: seen up to the context, then predicted
-    error: dict[str, Array]  # [H + 1]: after 0 (it sees), 1, ... H steps without seeing
-    still: dict[str, Array]  # the same for a guess that nothing changes
+    model: Parts  # the same: reconstructed up to the end of the context, then predicted
+    error: dict[str, Array]  # [H + 1]: 0, 1, ... H steps after the last observation that the model saw
+    still: dict[str, Array]  # the same for the baseline that predicts no change
     reward_error: Array  # [H + 1]: mean absolute error
     context: int
     alive: Array
 
 
-def dreamer_of(agent: Agent) -> Dreams:
+def world_model_of(agent: Agent) -> Dreams:
     if not isinstance(agent.algorithm, Dreams):
-        raise UserError(f"{agent.config.algo} has no world model to look into: dream needs a checkpoint of dreamer")
+        raise UserError(f"{agent.config.algo} has no world model; dream needs a checkpoint of dreamer")
     return cast(Dreams, agent.algorithm)
 
 
 @torch.no_grad()
 def play(agent: Agent, episodes: int, steps: int, seed: int = 0) -> Episodes:
-    """The first `steps` of so many episodes of the deterministic policy."""
+    """The first `steps` steps of some episodes, played by the deterministic policy."""
     algorithm, device = agent.algorithm, agent.algorithm.device
     envs = make_vector_env(
         agent.env, seeds=[seed + agent.seeds[agent.index]], num_envs=episodes, stream=EVALUATION_STREAM,
@@ -81,7 +81,7 @@ def play(agent: Agent, episodes: int, steps: int, seed: int = 0) -> Episodes:
         return tree_map(lambda x: torch.as_tensor(np.array(x), device=device), obs)
 
     try:
-        agent._check_spec(envs.spec.observation, envs.spec.action)
+        agent.check_spec(envs.spec.observation, envs.spec.action)
         carry = tree_map(lambda x: x.to(device), algorithm.init_carry(episodes))
         key = rng.key_from_seed(0, EVALUATION_STREAM).to(device)
         going = np.ones(episodes, np.bool_)
@@ -108,16 +108,16 @@ def play(agent: Agent, episodes: int, steps: int, seed: int = 0) -> Episodes:
 def open_loop(
     agent: Agent, episodes: Episodes, context: int, horizon: int, state: TrainState | None = None
 ) -> OpenLoop:
-    """Predict `horizon` steps from the end of the context, and again from every `horizon` steps on.
+    """Predict `horizon` steps from the end of the context, and again from every `horizon`-th step after it.
 
-    `state` is another state of the same agent, such as that of an earlier checkpoint.
+    `state` replaces the agent's own state, for example by that of an earlier checkpoint.
     """
-    model, spec, device = dreamer_of(agent), agent.algorithm.spec, agent.algorithm.device
+    model, spec, device = world_model_of(agent), agent.algorithm.spec, agent.algorithm.device
     state = agent.state if state is None else state
     total = len(episodes.actions)
     if total < context:
         raise UserError(
-            f"the episodes of {spec.env_id} have {total} steps here; a context of {context} leaves nothing to predict"
+            f"the episodes of {spec.env_id} have {total} steps, so a context of {context} leaves nothing to predict"
         )
     first = torch.zeros_like(episodes.alive)
     first[0] = True
@@ -152,18 +152,18 @@ def open_loop(
 
 
 class Course(NamedTuple):
-    """How a model got better: its losses as they were logged, and the open-loop error of each checkpoint."""
+    """How a model improved: its logged losses, and the open-loop error of each checkpoint."""
 
     losses: dict[str, tuple[list[float], list[float]]]  # by name: steps, values
     error: dict[str, tuple[list[float], list[float]]]  # part of the observation -> steps, mean over the horizon
 
 
 def over_training(agent: Agent, episodes: Episodes, context: int, horizon: int) -> Course:
-    """All checkpoints of the agent's run that are still there, on the same episodes."""
+    """The errors of all remaining checkpoints of the agent's run, on the same episodes."""
     path = agent.path
     run = path.parent.parent if path is not None and path.parent.name == "checkpoints" else None
     if path is None or run is None or not (run / "metrics.jsonl").is_file():
-        raise UserError(f"{path} is not in a run directory, so there is no training to look back on")
+        raise UserError(f"{path} is not in a run directory, so the course of its training is not known")
     seed = agent.seeds[agent.index]
     records = [r for r in read_metrics(run) if "train/world_loss" in r and r.get("seed", seed) == seed]
     steps = [float(r["step"]) for r in records]
@@ -181,7 +181,7 @@ def over_training(agent: Agent, episodes: Episodes, context: int, horizon: int) 
 
 
 class _Errors:
-    """Sums of squared errors by horizon and part, of the model and of the guess that nothing changes."""
+    """Sums of squared errors by horizon and part, of the model and of the baseline that predicts no change."""
 
     def __init__(self, horizon: int) -> None:
         self.squares: dict[tuple[str, str], Array] = {}
@@ -191,7 +191,7 @@ class _Errors:
     def add(
         self, step: int, true: Parts, model: Parts, still: Parts, scale: dict[str, Array], alive: Tensor
     ) -> None:  # fmt: skip
-        """Arrays [T, B, ...] of the same horizon."""
+        """Add the errors of arrays [T, B, ...] at one horizon."""
         mask = _np(alive).astype(np.float64)
         self.count[step] += mask.sum()
         for name, expected in true.items():
@@ -204,7 +204,7 @@ class _Errors:
         self.reward[step] += float((miss * alive).sum())
 
     def means(self) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        reached = self.count > 0  # the longest horizons may be beyond the end of every episode
+        reached = self.count > 0  # the longest horizons may lie beyond the end of every episode
         count = self.count[reached]
 
         def of(who: str) -> dict[str, Array]:

@@ -1,8 +1,8 @@
-"""A trained policy as one file that runs without this library: raw observations in, the environment's actions out.
+"""Write a trained policy to a file that runs without this library: raw observations in, environment actions out.
 
-The graph is the whole of `Agent.predict(deterministic=True)`: encoding of the observation, its normalisation, the
-network, the choice of the action, and the scaling to the environment's bounds. Nothing is written before the file's
-own runtime has given the same actions as the agent, on random observations and on ones seen in the environment.
+The graph is all of `Agent.predict(deterministic=True)`: encoding and normalisation of the observation, the network, the
+choice of the action, and its scaling to the environment's bounds. The file is written only after its own runtime has
+given the same actions as the agent, on random observations and on observations from the environment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from rl_training.envs.factory import make_env
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import temporary_sibling, write_durable, write_error
+from rl_training.experiment.run.atomic import atomic_write_bytes
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.agent import Agent
@@ -36,30 +35,30 @@ FORMATS = {".onnx": "onnx", ".pt2": "torch"}
 _MEMORY = "memory"  # input of a recurrent policy; `next_memory` is its second output
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 _OPSET = 18
-_RANDOM, _REAL = 256, 256  # observations that the file is checked on
-_TOLERANCE = 1e-4  # of a continuous action's range: float32 sums in another order
-_TIES = 0.01  # share of discrete actions that may differ: values equal but for rounding
+_RANDOM, _REAL = 256, 256  # observations that the exported policy is checked on
+_TOLERANCE = 1e-4  # relative error of a continuous action: float32 sums in another order
+_TIES = 0.01  # share of discrete actions that may differ: rounding decides between equal values
 
 Inputs = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it compared with the agent."""
+    """The exported file, and how it compares with the agent."""
 
     path: str
     format: str
-    inputs: dict[str, dict[str, Any]]  # name -> dtype and shape, the batch axis as "batch"
+    inputs: dict[str, dict[str, Any]]  # name -> dtype and shape, with "batch" as the first axis
     output: dict[str, Any]
-    observations: int  # that the actions were compared on
-    max_error: float  # largest difference of a continuous action
-    different: int  # discrete actions that differ
+    observations: int  # number of observations on which the actions were compared
+    max_error: float  # largest error of a continuous action
+    different: int  # number of discrete actions that differ
     bytes: int
 
 
 class Policy(nn.Module):
-    """`Agent.predict` as a module of tensors: one input for each part of the observation, in the space's own types.
-    A recurrent policy takes its memory as well, and gives the memory for the next observation after the action."""
+    """`Agent.predict` as a module on tensors: one input for each part of the observation, in the types of the space.
+    A recurrent policy also takes its memory as input, and returns the action and the next memory."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
@@ -77,16 +76,13 @@ class Policy(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         params = {name: dict(module.named_parameters()) for name, module in self.networks.items()}
         state = self.state._replace(params=params)  # type: ignore[arg-type]  # a Net takes either form
-        recurrent, key = (
-            self.algorithm.recurrent,
-            torch.zeros((), dtype=torch.int64),
-        )  # no exploration: nothing is drawn
+        recurrent, key = self.algorithm.recurrent, torch.zeros((), dtype=torch.int64)  # nothing is drawn with the key
         carry = inputs[-1] if recurrent else self.algorithm.init_carry(1)  # else exploration noise, not used either
         carry, action, _ = self.algorithm.select_action(state, carry, self._encoded(inputs), key, explore=False)
         return (self._decoded(action), carry) if recurrent else (self._decoded(action),)
 
     def _encoded(self, inputs: tuple[Tensor, ...]) -> Any:
-        """What `ObsEncoder.encode_batch` does, as tensor operations."""
+        """`ObsEncoder.encode_batch` as tensor operations."""
         out: dict[str, Tensor] = {}
         vectors = []
         for leaf, value in zip(self.parts, inputs):
@@ -102,7 +98,7 @@ class Policy(nn.Module):
         return out if self.several else next(iter(out.values()))
 
     def _decoded(self, action: Tensor) -> Tensor:
-        """What `ActionDecoder.decode` does, as tensor operations."""
+        """`ActionDecoder.decode` as tensor operations."""
         decoder, spec = self.decoder, self.algorithm.spec.action
         if spec.kind == "discrete":
             return action.to(torch.int64) + spec.start
@@ -137,7 +133,7 @@ def export(agent: Agent, output: str | Path) -> Exported:
         data, run = (_onnx if kind == "onnx" else _program)(policy, sample, _notes(agent))
         error, different = _compare(agent, run, batches)
     agent.episodes.carry = held
-    _write(path, data)
+    atomic_write_bytes(path, data)
     return Exported(
         path=str(path), format=kind, inputs={name: _described(array) for name, array in sample.items()},
         output=_described(run(sample)[0]), observations=_RANDOM + _REAL, max_error=error, different=different,
@@ -149,7 +145,7 @@ def export(agent: Agent, output: str | Path) -> Exported:
 
 
 def _program(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes, Callable[[Inputs], Any]]:
-    """A `torch.export` program, and the program as it is when loaded again."""
+    """A `torch.export` program as bytes, and a function that runs it as loaded from them."""
     program = _traced(policy, sample)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"rl_training.json": json.dumps(notes)})
@@ -159,7 +155,7 @@ def _program(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[byt
 
 
 def _onnx(policy: Policy, sample: Inputs, notes: dict[str, str]) -> tuple[bytes, Callable[[Inputs], Any]]:
-    """An ONNX model, and the model as onnxruntime runs it."""
+    """An ONNX model as bytes, and a function that runs it with onnxruntime."""
     import onnx
     import onnxruntime
 
@@ -191,14 +187,14 @@ def _traced(policy: Policy, sample: Inputs) -> torch.export.ExportedProgram:
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where each parameter of a module is kept, in the order of its names."""
+    """The dictionary and key of each parameter of a module, in the order of the names."""
     for name, _ in list(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         yield module.get_submodule(owner)._parameters, leaf
 
 
 def _notes(agent: Agent) -> dict[str, str]:
-    """What someone who finds the file should know; kept inside it."""
+    """Notes about the policy that are stored in the file."""
     from rl_training.version import __version__
 
     agent._spaces()
@@ -209,24 +205,11 @@ def _notes(agent: Agent) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _write(path: Path, data: bytes) -> None:
-    """All of it, or what was there before."""
-    temporary = temporary_sibling(path)
-    try:
-        write_durable(temporary, [data])
-        os.replace(temporary, path)
-    except OSError as error:
-        raise write_error(f"Cannot write {path}", error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
 # --- comparing with the agent --------------------------------------------------------------------------------------
 
 
 def _compare(agent: Agent, run: Callable[[Inputs], Any], batches: list[tuple[Any, Inputs]]) -> tuple[float, int]:
-    """Largest error and number of different discrete actions; an error where the file is not the policy."""
+    """Largest error and number of different discrete actions; raises if the file does not match the agent."""
     error, different, total = 0.0, 0, 0
     for observations, inputs in batches:
         agent.episodes.carry = torch.from_numpy(inputs[_MEMORY]) if agent.algorithm.recurrent else None
@@ -247,14 +230,14 @@ def _compare(agent: Agent, run: Callable[[Inputs], Any], batches: list[tuple[Any
             else:
                 different += int((actual != wanted).sum())
                 total += wanted.size
-    if not error <= _TOLERANCE or different > _TIES * total:  # NaN is not below the tolerance either
+    if not error <= _TOLERANCE or different > _TIES * total:  # true for NaN
         what = f"by up to {error:.2g}" if not error <= _TOLERANCE else f"in {different} of {total}"
         raise RuntimeError(f"the exported policy's actions differ from the agent's {what}; nothing was written")
     return error, different
 
 
 def _random_observations(agent: Agent) -> Any:
-    """A batch drawn from the observation space, where it has no bounds from a normal distribution."""
+    """A batch drawn from the observation space; from a normal distribution where the space has no bounds."""
     agent._spaces()
     generator = np.random.default_rng(0)
     return _stacked(agent._space, [_draw(agent._space, generator) for _ in range(_RANDOM)])
@@ -266,18 +249,17 @@ def _draw(space: spaces.Space[Any], generator: np.random.Generator) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_draw(sub, generator) for sub in space.spaces)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
-        usual = (np.abs(space.low) < 1e3) & (np.abs(space.high) < 1e3)  # bounds of 1e38 are none
-        low, high = np.where(usual, space.low, 0.0), np.where(usual, space.high, 1.0)
-        drawn = np.where(usual, generator.uniform(low, high), generator.normal(0.0, 3.0, space.shape))
+        bounded = (np.abs(space.low) < 1e3) & (np.abs(space.high) < 1e3)  # bounds such as 1e38 do not count
+        low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 1.0)
+        drawn = np.where(bounded, generator.uniform(low, high), generator.normal(0.0, 3.0, space.shape))
         return np.clip(drawn, space.low, space.high).astype(space.dtype)
     space.seed(int(generator.integers(2**31)))
     return space.sample()
 
 
 def _real_observations(agent: Agent) -> Any:
-    """A batch seen in the environment, the policy's actions and random ones by turns."""
-    env = make_env(agent.env, agent.config.env_arguments("evaluation"))
-    try:
+    """A batch of observations from the environment, with actions of the policy and some random ones."""
+    with contextlib.closing(make_env(agent.env, agent.config.env_arguments("evaluation"))) as env:
         env.action_space.seed(0)
         obs, _ = env.reset(seed=0)
         agent.reset()
@@ -289,8 +271,6 @@ def _real_observations(agent: Agent) -> Any:
             if terminated or truncated:
                 obs, _ = env.reset()
                 agent.reset()
-    finally:
-        env.close()
     return _stacked(agent._space, seen)
 
 
@@ -303,7 +283,7 @@ def _stacked(space: spaces.Space[Any], rows: list[Any]) -> Any:
 
 
 def _inputs(policy: Policy, batch: Any) -> Inputs:
-    """The parts of a batch of observations under the names of the file's inputs; a random memory where there is one."""
+    """The parts of a batch of observations by the file's input names; with a random memory if the policy has one."""
     out: Inputs = {}
     for leaf in policy.parts:
         value = batch
@@ -316,7 +296,7 @@ def _inputs(policy: Policy, batch: Any) -> Inputs:
     return out
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------------------------
 
 
 def _need_extra() -> None:
@@ -326,7 +306,7 @@ def _need_extra() -> None:
 
 
 def _check_memory(agent: Agent) -> None:
-    """A memory is an input that starts as zeros: one array, under a name that no part of the observation has."""
+    """The memory must be one array that starts as zeros, and no part of the observation may have its name."""
     if not agent.algorithm.recurrent:
         return
     carry = agent.algorithm.init_carry(1)
@@ -334,12 +314,12 @@ def _check_memory(agent: Agent) -> None:
         raise UserError(f"{agent.config.algo} cannot be exported: its memory is not one array that starts as zeros")
     encoder, _ = agent._spaces()
     if any(leaf.path == (_MEMORY,) for leaf in encoder._all):
-        raise UserError(f"the observation has a part named '{_MEMORY}', which is the name of the policy's own input")
+        raise UserError(f"the observation has a part named '{_MEMORY}', which is the name of the policy's memory input")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Tracing tells of packages that are not needed and of operations that it leaves as they are."""
+    """Without the messages of tracing about packages and operations that do not matter here."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

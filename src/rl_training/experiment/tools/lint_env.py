@@ -1,9 +1,10 @@
-"""Does an environment keep the promises that training relies on? Each finding says what is wrong and what to do."""
+"""Check that an environment behaves as training expects. Each finding says what is wrong and how to fix it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from rl_training.errors import UserError
 from rl_training.spec import EnvSource
 
 EPISODES, MAX_STEPS = 5, 20_000
-_LARGE = 100.0  # values beyond this make a network's first updates wild
+_LARGE = 100.0  # larger values make the first updates of a network unstable
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,13 @@ class Linter:
             self.findings.append(finding)
 
     def run(self) -> dict[str, Any]:
-        env = make_env(self.source, self.kwargs)
         facts: dict[str, Any] = {"env_id": env_name(self.source)}
-        try:
+        with closing(make_env(self.source, self.kwargs)) as env:
             facts |= {"observation": str(env.observation_space), "action": str(env.action_space)}
             if self._supported(env):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     facts |= self._probe(env)
-        finally:
-            env.close()
         problems = sum(f.level == "problem" for f in self.findings)
         return {**facts, "problems": problems, "findings": [asdict(f) for f in self.findings]}
 
@@ -80,14 +78,14 @@ class Linter:
         wrapper: Any = env
         while isinstance(wrapper, gym.Wrapper):
             if type(wrapper).__name__ in ("Autoreset", "AutoResetWrapper"):
-                self.problem("autoreset", "an Autoreset wrapper is around it", "remove it: training resets by itself")
+                self.problem("autoreset", "it has an Autoreset wrapper", "remove it: training resets by itself")
             wrapper = wrapper.env
         return True
 
     def _probe(self, env: gym.Env[Any, Any]) -> dict[str, Any]:
         try:
             episodes = self._play(env)
-        except Exception as error:  # a user's environment may fail in any way
+        except Exception as error:  # a user's environment may raise anything
             self.problem(
                 "runs", f"it raised {type(error).__name__}: {error}"[:300],
                 "make reset(seed=...) and step(action) work for every action of the space",
@@ -118,7 +116,7 @@ class Linter:
     # --- checks ----------------------------------------------------------------------------------------------------
 
     def _play(self, env: gym.Env[Any, Any]) -> list[Episode]:
-        """Random episodes, with every value looked at. Empty when nothing sensible came back."""
+        """Play random episodes and check every value. Empty if the environment does not follow the interface."""
         env.action_space.seed(self.seed)
         episodes, left = [], MAX_STEPS
         for number in range(EPISODES):
@@ -151,7 +149,7 @@ class Linter:
         try:
             value = float(reward)
         except (TypeError, ValueError):
-            self.problem("types", f"the reward is no number: {type(reward).__name__}", "return float(reward)")
+            self.problem("types", f"the reward is not a number: {type(reward).__name__}", "return float(reward)")
             value = 0.0
         if not np.isfinite(value):
             self.problem("values", f"the reward is {value}", "find where it divides by zero or overflows")
@@ -159,13 +157,13 @@ class Linter:
             if not isinstance(flag, bool | np.bool_):
                 self.problem("types", f"{name} is {type(flag).__name__}, not bool", "return True or False")
         if obs is last and isinstance(obs, np.ndarray):
-            self.note("aliasing", "step() returns the same array again and again", "return a copy of it")
+            self.note("aliasing", "step() returns the same array object every time", "return a copy of it")
         if not isinstance(info, dict):
-            self.problem("types", f"info is {type(info).__name__}, not a dict", "return {} where there is nothing")
+            self.problem("types", f"info is {type(info).__name__}, not a dict", "return {} if there is no information")
             info = {}
         if {"final_observation", "final_obs"} & set(info):
             self.problem(
-                "autoreset", "it resets itself: info holds the final observation", "return it from step(), do not reset"
+                "autoreset", "it resets itself: info has the final observation", "return it from step(), do not reset"
             )
         if info.get("TimeLimit.truncated") and terminated and not truncated:
             self.problem(
@@ -189,21 +187,21 @@ class Linter:
             array = np.asarray(obs)
             if array.shape != space.shape:
                 self.problem(
-                    "shape", f"{where} gives shape {array.shape}, the space says {space.shape}", "make them agree"
+                    "shape", f"{where} gives shape {array.shape}, the space has {space.shape}", "make them equal"
                 )
             elif not np.can_cast(array.dtype, space.dtype):
                 self.problem(
-                    "dtype", f"{where} gives {array.dtype}, the space says {space.dtype}",
+                    "dtype", f"{where} gives {array.dtype}, the space has {space.dtype}",
                     f"return obs.astype(np.{space.dtype})",
                 )  # fmt: skip
             else:
                 low, high = float(array.min()), float(array.max())
                 self.problem(
                     "bounds", f"{where} gives values from {low:.4g} to {high:.4g}, outside the bounds of {space}",
-                    "widen the bounds of observation_space, or clip",
+                    "widen the bounds of observation_space, or clip the values",
                 )  # fmt: skip
             return
-        self.problem("space", f"{where} gives an observation that is not in {space}", "make them agree")
+        self.problem("space", f"{where} gives an observation that is not in {space}", "correct one of the two")
 
     def _endings(self, env: gym.Env[Any, Any], episodes: list[Episode]) -> None:
         ended = [e for e in episodes if e.ended]
@@ -215,19 +213,16 @@ class Linter:
             return
         limit = env.spec.max_episode_steps if env.spec else None
         lengths = {len(e.rewards) for e in ended}
-        if (
-            limit
-            and any(e.terminated and not e.truncated and len(e.rewards) == limit for e in ended)
-            and len(ended) > 1
-        ):
+        at_limit = [e.terminated and not e.truncated and len(e.rewards) == limit for e in ended]
+        if limit and any(at_limit) and len(ended) > 1:
             self.problem(
                 "truncation", f"episodes end as terminated at the time limit of {limit}",
-                "end them with truncated=True: a value must be bootstrapped there",
+                "return truncated=True instead: the value after a time limit must be bootstrapped",
             )  # fmt: skip
         elif len(ended) > 2 and len(lengths) == 1 and max(lengths) > 1 and all(e.terminated for e in ended):
             self.note(
                 "truncation", f"every episode is terminated after exactly {lengths.pop()} steps",
-                "if that is a time limit and not the task, return truncated=True instead",
+                "if that is a time limit and not part of the task, return truncated=True instead",
             )  # fmt: skip
         for episode in ended:
             if len(episode.rewards) > 2 and _equal(episode.observations[-1], episode.start):
@@ -235,18 +230,15 @@ class Linter:
                 if not _equal(before, episode.start):
                     self.problem(
                         "autoreset", "the last observation of an episode is the first one of the next",
-                        "return the true final observation from step(); training resets by itself",
+                        "return the true final observation from step(); training resets environments itself",
                     )  # fmt: skip
 
     def _seeding(self, env: gym.Env[Any, Any], first: Episode) -> bool:
-        """The same seed and actions, in this environment and in a new one, must give the same episode."""
+        """The same seed and actions must give the same episode, in this environment and in a new one."""
         reference = self._rollout(env)
         again = self._rollout(env)
-        other = make_env(self.source, self.kwargs)
-        try:
+        with closing(make_env(self.source, self.kwargs)) as other:
             fresh = self._rollout(other)
-        finally:
-            other.close()
         advice = "draw every random number from self.np_random, and call super().reset(seed=seed) in reset()"
         if not _equal(reference[0], again[0]) or not _equal(reference[0], fresh[0]):
             self.problem("seeding", "reset(seed=...) gives different first observations for one seed", advice)
@@ -256,7 +248,7 @@ class Linter:
             return False
         starts = [env.reset(seed=self.seed + k)[0] for k in range(4)]
         if all(_equal(starts[0], start) for start in starts[1:]):
-            self.note("seeding", "every episode starts with the same observation", "fine if that is meant")
+            self.note("seeding", "every episode starts with the same observation", "ignore this if it is intended")
         return True
 
     def _rollout(self, env: gym.Env[Any, Any], steps: int = 200) -> list[Any]:
@@ -282,7 +274,7 @@ class Linter:
                 )  # fmt: skip
             constant = int((values.std(0) == 0).sum()) if len(values) > 10 else 0
             if constant:
-                self.note("observation scale", f"{constant} numbers of the observation never change", "leave them out")
+                self.note("observation scale", f"{constant} numbers of the observation never change", "remove them")
         rewards = np.array([r for e in episodes for r in e.rewards])
         if np.abs(rewards).max() > _LARGE:
             self.note(
@@ -293,11 +285,11 @@ class Linter:
             self.note("reward scale", "random actions were never rewarded", "exploration is hard: shape the reward")
         action = env.action_space
         if isinstance(action, gym.spaces.Box) and not action.is_bounded():
-            self.note("action", f"the action space {action} has no bounds", "give it bounds: most algorithms need them")
+            self.note("action", f"the action space {action} has no bounds", "set bounds: most algorithms need them")
 
     def _resume(self, env: gym.Env[Any, Any], seeded: bool) -> str:
-        """Save in the middle of an episode, go on in a new environment, compare with never having stopped."""
-        do = "give it get_state() and set_state(state), with arrays and JSON values, or make its seeding repeatable"
+        """Save in the middle of an episode, continue in a new environment, and compare with the original."""
+        do = "add get_state() and set_state(state), with arrays and JSON values, or make its seeding repeatable"
         source: Any = self.source
         options: dict[str, Any] = {"seeds": [self.seed], "num_envs": 1, "env_kwargs": self.kwargs}
         whole, cut = make_vector_env(source, **options), make_vector_env(source, **options)
@@ -320,7 +312,7 @@ class Linter:
                 a, b = whole.step(chosen), cut.step(chosen.copy())
                 same = _equal(a.obs, b.obs) and np.array_equal(a.rewards, b.rewards)
                 if restored == "exact" and not same:
-                    self.problem("resume", "a restored episode goes on differently", do)
+                    self.problem("resume", "a restored episode continues differently", do)
                     return "wrong"
         except Exception as error:
             self.problem("resume", f"saving its state failed: {type(error).__name__}: {error}"[:300], do)
@@ -335,7 +327,7 @@ class Linter:
 
 
 def lint(source: str | Callable[..., Any], env_kwargs: dict[str, Any] | None = None, seed: int = 0) -> dict[str, Any]:
-    """Probe an environment; `problems` counts the findings that must be fixed."""
+    """Check an environment; `problems` counts the findings that must be fixed."""
     return Linter(source, env_kwargs, seed).run()
 
 

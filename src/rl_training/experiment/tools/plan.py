@@ -1,4 +1,4 @@
-"""What a run will need, before it is started: memory, disk, updates, and the time by a short probe of itself."""
+"""Estimate what a run needs before it is started: memory, disk, updates, and time, which a short probe measures."""
 
 from __future__ import annotations
 
@@ -10,40 +10,26 @@ from typing import Any
 
 import torch
 
-from rl_training import registry
+from rl_training.data.saved import saved_tensors
 from rl_training.experiment.run.config import TrainConfig
-from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.process import compute_settings
+from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
-from rl_training.runtime.engine.executor import choose_device, choose_mode
-from rl_training.runtime.loops import loop_class
 
 PROBE_SECONDS = 3.0
 
 
 def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECONDS) -> dict[str, Any]:
-    """Sizes in bytes. Nothing is left on disk."""
-    config = config.resolved()
-    assert config.num_envs is not None
-    entry, hyper = registry.entry(config.algo), config.hyper()
-    loop_cls = loop_class(entry.loop, config.vectorization)
-    loop_cls.check(hyper, config.num_envs)
-    updates = loop_cls.planned_updates(hyper, config.total_timesteps, config.num_envs)
-    device = choose_device(config.device)
-    kind = entry.load()
-    mode, reason = choose_mode(
-        config.execution,
-        device,
-        updates,
-        len(config.all_seeds),
-        whole=kind.compiled_as != "pieces",
-        unrolled=kind.compiled_as == "unrolled",
-    )
+    """The needs of a run; sizes are in bytes. Leaves no files behind."""
+    run = plan_run(config)
+    config, hyper, updates, device = run.config, run.hyper, run.updates, run.device
+    mode, reason = run.execution
     libraries = _resident()
-    # The run itself, except that learning starts at once: a probe of random actions would measure the environment only.
+    # The run itself, except that learning starts at once: with random actions only the environment would be measured.
     kwargs = dict(config.algo_kwargs)
     if "learning_starts" in kwargs:
-        least = max(kwargs["batch_size"], hyper.replay_length * config.num_envs)
+        least = max(kwargs["batch_size"], hyper.replay_length * run.num_envs)
         kwargs["learning_starts"] = min(kwargs["learning_starts"], least)
     with tempfile.TemporaryDirectory(prefix="rl-training-plan-") as place:
         changes = {"output_dir": place, "execution": mode, "algo_kwargs": kwargs}
@@ -52,8 +38,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
             sizes = _sizes(trainer)
             measured = _probe(trainer, seconds) if probe else None
         finally:
-            trainer.envs.close()
-            trainer.evaluator.close()
+            trainer.close()
     total = sizes["learning"] + sizes["stored"]
     on_gpu = device.type == "cuda"
     evaluations = 1 + (config.total_timesteps - 1) // config.eval_interval if config.eval_interval else 1
@@ -77,11 +62,11 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
         "vram_bytes": (max(total, measured["vram_bytes"]) if measured else total) if on_gpu else 0,
         "stored_bytes": sizes["stored"],
         "checkpoint_bytes": sizes["checkpoint"],
-        # The kept ones, the one being written, and the best policy.
+        # The checkpoints that are kept, the one being written, and the best policy.
         "disk_bytes": sizes["checkpoint"] * (config.keep_checkpoints + 1) + sizes["learning"],
         "evaluations": evaluations,
         "probe": measured,
-        "eta_s": eta,  # of training; evaluations come on top
+        "eta_s": eta,  # for training; evaluations take additional time
     }
 
 
@@ -89,8 +74,8 @@ def _sizes(trainer: Trainer) -> dict[str, int]:
     loop = trainer.loop
     loop.start()
     groups, data, store = loop.tensors(), loop.learner.tree["data"], loop.learner.store
-    if "replay" in groups:  # as full as it will be at the end of the run
-        groups["replay"] = dict(tree_items(store.written(data, loop.total // loop.num_envs)))
+    if "replay" in groups:  # with as many rows as at the end of the run
+        groups["replay"] = saved_tensors(store, data, loop.total // loop.num_envs)
     saved = sum(x.nbytes for group in groups.values() for x in group.values())
     stored, learning = (sum(x.nbytes for _, x in tree_items(tree)) for tree in (data, loop.learner.train))
     parameters = sum(net.size for net in trainer.algorithm.nets.values())
@@ -98,22 +83,21 @@ def _sizes(trainer: Trainer) -> dict[str, int]:
 
 
 def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:
-    """Steps per second of collecting and learning together, after whatever happens once (compiling, filling)."""
+    """Steps per second of collecting and learning together, without what happens only once (compiling, warm-up)."""
     loop, total = trainer.loop, trainer.config.total_timesteps
     block = loop.num_envs * int(getattr(trainer.algorithm.hp, "train_freq", 1))
     started = time.perf_counter()
-    torch.set_float32_matmul_precision("high")
-    with suitable_threads(trainer.algorithm):
+    with compute_settings(trainer.algorithm):
         while loop.env_steps < total and loop.gradient_steps == 0:
             loop.advance(min(total, loop.env_steps + block))
         loop.advance(min(total, loop.env_steps + 4 * block))
-        _settled(trainer.device)
+        _synchronize(trainer.device)
         begun, first = time.perf_counter(), loop.env_steps
         while loop.env_steps < total and time.perf_counter() - begun < seconds:
             loop.advance(min(total, loop.env_steps + block))
-        _settled(trainer.device)
+        _synchronize(trainer.device)
         ended = time.perf_counter()
-    if loop.env_steps == first:  # so short that the warm-up was all of it
+    if loop.env_steps == first:  # the run is so short that the warm-up was all of it
         first, begun = 0, started
     vram = torch.cuda.max_memory_reserved(trainer.device) if trainer.device.type == "cuda" else 0
     return {
@@ -125,13 +109,13 @@ def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:
     }
 
 
-def _settled(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _resident() -> int:
-    """Memory that this process holds: the libraries."""
+    """Memory of this process: that of the libraries."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,5 +1,8 @@
-"""What went wrong first? A NaN dump names the update; the run is trained again up to it, exactly, from its last good
-checkpoint, and that one update is then computed with every operation watched. The run itself is not touched."""
+"""Find the operation that first gave NaN or infinity.
+
+A NaN dump names the update. The run is trained again, exactly, from its last good checkpoint up to that update, and
+then every operation of the update is watched. The run directory is not changed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +25,27 @@ from rl_training.experiment.run.agent import safe_env_id
 from rl_training.experiment.run.atomic import open_regular, strict_json
 from rl_training.experiment.run.checkpoint import CheckpointError, latest_valid
 from rl_training.experiment.run.config import TrainConfig, read_config
-from rl_training.experiment.run.process import suitable_threads
+from rl_training.experiment.run.process import compute_settings
 from rl_training.experiment.run.trainer import Trainer
-from rl_training.ops import rng
 from rl_training.ops.torch_internals import operation_watcher
-from rl_training.ops.tree import tree_items, tree_map
-from rl_training.runtime.learners.base import LEARN
-from rl_training.runtime.learners.evolution import EvolutionLearner
-from rl_training.runtime.learners.replay import ReplayLearner
-from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.ops.tree import tree_items
 from rl_training.spec import EnvSource
 
 _PACKAGE = str(Path(__file__).parents[2])
-_MASKS = (
-    "full",
-    "full_like",
-    "masked_fill",
-    "masked_fill_",
-    "fill_",
-    "where",
-    "scalar_tensor",
-    "_to_copy",
-)  # -inf meant
+# Operations that give -inf on purpose, as masks do.
+_MASKS = ("full", "full_like", "masked_fill", "masked_fill_", "fill_", "where", "scalar_tensor", "_to_copy")
 Step = Callable[[TrainState, dict[str, Tensor], Tensor], tuple[TrainState, Aux]]
 
 
 class _Reached(Exception):
-    """The replay has arrived: the state, the batch and the key of the update in question."""
+    """Raised when the replay reaches the update, with the arguments of its step."""
 
     def __init__(self, step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> None:
         self.step, self.train, self.batch, self.key = step, train, batch, key
 
 
 class FirstNonFinite(operation_watcher()):  # type: ignore[misc]
-    """Remembers the first operation that made NaN or infinity out of finite numbers."""
+    """Remembers the first operation that gave NaN or infinity for finite inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +73,7 @@ def finite(x: Tensor) -> bool:
 
 
 def _place() -> dict[str, str]:
-    """The innermost line of this library that is at work, and what it is about."""
+    """The innermost line of this library on the stack, and whether it computes loss, gradient or parameters."""
     frames = [f for f in traceback.extract_stack() if f.filename.startswith(_PACKAGE) and f.filename != __file__]
     if not frames:
         return {"kind": "loss", "place": "", "code": ""}
@@ -99,14 +88,14 @@ def _place() -> dict[str, str]:
 
 
 def replay_crash(dump: str | Path, *, env: EnvSource | None = None) -> dict[str, Any]:
-    """Where the update of a dump broke: operation, line, and which tensors were non-finite before and after."""
+    """What went wrong in the update of a dump: operation, line, and which tensors were not finite before and after."""
     dump = Path(dump)
     note = _read_note(dump)
     run_dir = dump.resolve().parent
     reached = _replay(run_dir, note["seed"], env, note["update"])
     update = note["update"]
     if reached is not None and not all(finite(x) for _, x in tree_items(reached.train)):
-        update = _first_bad(run_dir, note["seed"], env)  # the guard looks now and then: it broke before
+        update = _first_bad(run_dir, note["seed"], env)  # the run checks only now and then
         reached = _replay(run_dir, note["seed"], env, update) if update >= 0 else None
     if reached is None:
         return {**note, "reproduced": False}
@@ -114,7 +103,7 @@ def replay_crash(dump: str | Path, *, env: EnvSource | None = None) -> dict[str,
 
 
 def diagnose(step: Step, train: TrainState, batch: dict[str, Tensor], key: Tensor) -> dict[str, Any]:
-    """Compute one update and watch it."""
+    """Compute one update and watch every operation."""
     bad_batch = [name for name, x in tree_items(batch, "batch") if not finite(x)]
     with FirstNonFinite() as watch:
         new, aux = step(train, batch, key)
@@ -141,12 +130,12 @@ def _read_note(dump: Path) -> dict[str, Any]:
             note = strict_json(file.read(1 << 20))
         return {"dump": str(dump), "seed": int(note["seed"]), "update": int(note["update"])}
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{dump} is no NaN dump: it must be a nan_dump_... directory inside its run") from None
+        raise UserError(f"{dump} is not a NaN dump: it must be a nan_dump_... directory inside its run") from None
 
 
 @contextmanager
 def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
-    """A copy of the run at its last good checkpoint, or at its start, in a directory of its own."""
+    """A copy of the run at its last good checkpoint, or at its start, in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="rl-training-replay-") as place:
         try:
             good = latest_valid(run_dir)
@@ -159,61 +148,38 @@ def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
         try:
             yield trainer
         finally:
-            trainer.envs.close()
-            trainer.evaluator.close()
+            trainer.close()
 
 
 def _train(trainer: Trainer) -> None:
-    """To the end of the budget, without logging, evaluating or saving: none of them changes training."""
+    """Train to the end of the budget, without logging, evaluating or saving, which do not influence training."""
     total = trainer.config.total_timesteps // trainer.loop.num_envs * trainer.loop.num_envs
-    with suitable_threads(trainer.algorithm):
-        torch.set_float32_matmul_precision("high")
+    with compute_settings(trainer.algorithm):
         try:
             trainer.loop.advance(total)
             trainer.loop.finish()
-        except (EnvError, NonFiniteError):  # a broken policy may break its environment; the update came before
+        except (EnvError, NonFiniteError):  # NaN actions may make the environment fail after the update
             return
 
 
 def _index(trainer: Trainer, seed: int) -> int:
     if seed not in trainer.seeds:
-        raise UserError(f"the dump is of seed {seed}, but the run has {', '.join(map(str, trainer.seeds))}")
+        raise UserError(f"the dump belongs to seed {seed}, but the run has {', '.join(map(str, trainer.seeds))}")
     return trainer.seeds.index(seed)
 
 
 def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Reached | None:
-    """Train up to an update; None when it is never reached."""
+    """Train up to an update; None if it is never reached."""
     with _trainer(run_dir, env) as trainer:
-        index = _index(trainer, seed)
-        learner: Any = trainer.loop.learner
+        index, learner = _index(trainer, seed), trainer.loop.learner
 
-        def part(tree: Any) -> Any:
-            return tree_map(lambda x: x[index].clone(), tree)
-
-        def stop_at(phase: Phase, make_batch: Callable[..., dict[str, Tensor]], *arguments: Any) -> None:
-            train, key = part(learner.train), learner.tree["keys"][index]
-            if int(train.step) >= update:
-                batch = make_batch(phase, train, key, *arguments[1:])
-                reached = _Reached(phase.step, train, batch, rng.fold(rng.fold(key, LEARN), train.step))
+        def stop_at_update(phase: Phase, *inputs: Any) -> None:
+            if int(learner.train.step[index]) >= update:
+                reached = _Reached(phase.step, *learner.next_step(index, phase, *inputs))
                 if not _harmless(reached):
                     raise reached
 
-        def sampled(phase: Phase, train: TrainState, key: Tensor) -> dict[str, Tensor]:
-            batch: dict[str, Tensor] = learner.sample_one(
-                phase, train, key, *part(learner.source_data(learner.tree, phase))
-            )
-            return batch
-
-        def cut(phase: Phase, train: TrainState, key: Tensor, *scratch: dict[str, Any]) -> dict[str, Tensor]:
-            return part(learner.minibatch(phase, *scratch))  # type: ignore[no-any-return]
-
-        if isinstance(learner, ReplayLearner | RolloutLearner | EvolutionLearner):
-            make = sampled if isinstance(learner, ReplayLearner) else cut
-            for phase in learner.phases:
-                for name, kind in phase.kinds.items():
-                    _before(_steps(learner), name, partial(stop_at, kind, make))
-        else:
-            raise UserError(f"{trainer.config.algo} learns in a way that cannot be replayed yet")
+        learner.before_each_step(stop_at_update)
         try:
             _train(trainer)
         except _Reached as reached:
@@ -223,31 +189,14 @@ def _replay(run_dir: Path, seed: int, env: EnvSource | None, update: int) -> _Re
 
 @torch.no_grad()
 def _harmless(reached: _Reached) -> bool:
-    """A part of an update that does not complete it, such as a product of TRPO's, and gives finite numbers."""
+    """Does the step give finite numbers without completing an update, such as a curvature product of TRPO?"""
     after, _ = reached.step(reached.train, reached.batch, reached.key)
     same_update = torch.equal(after.step, reached.train.step)
     return same_update and all(finite(x) for _, x in tree_items(after))
 
 
-def _steps(learner: Any) -> dict[str, Any]:
-    """The function of each phase."""
-    table: dict[str, Any] = learner._updates if isinstance(learner, ReplayLearner) else learner._steps
-    return table
-
-
-def _before(table: dict[str, Any], name: str, hook: Callable[..., None]) -> None:
-    """Have `hook` called with the arguments of each call."""
-    run = table[name]
-
-    def hooked(*arguments: Any) -> Any:
-        hook(*arguments)
-        return run(*arguments)
-
-    table[name] = hooked
-
-
 def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
-    """The first update after which something is not finite; -1 when none is."""
+    """The first update after which something is not finite; -1 if there is none."""
     with _trainer(run_dir, env) as trainer:
         index, learner = _index(trainer, seed), trainer.loop.learner
         last = [int(learner.train.step[index])]
@@ -260,8 +209,7 @@ def _first_bad(run_dir: Path, seed: int, env: EnvSource | None) -> int:
                 raise Found
             last[0] = int(learner.train.step[index])
 
-        for name in _steps(learner):
-            _before(_steps(learner), name, look)
+        learner.before_each_step(look)
         try:
             _train(trainer)
             look()

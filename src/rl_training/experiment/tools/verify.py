@@ -1,7 +1,7 @@
-"""The verification ledger: what every algorithm is held to, and the run that measures it.
+"""The verification ledger: the score that each algorithm must reach, and the runs that measure it.
 
-`assets/ledger.yaml` names preset, budget, seeds and the published bar; `rl-training verify` trains the study and writes
-`results/<algo>__<env>.json`. Results are committed, so anyone can read them and anyone can run them again.
+`assets/ledger.yaml` lists preset, budget, seeds and the published bar. `rl-training verify` trains the study and writes
+`results/<algo>__<env>.json`. Results are committed, so that anyone can read them and repeat them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ RESULTS = Path("results")
 
 
 class Bar(NamedTuple):
-    """The scores that pass."""
+    """The range of scores that pass."""
 
     low: float
     high: float
 
 
 class LedgerEntry(BaseModel):
-    """One line of the ledger."""
+    """One entry of the ledger."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,18 +45,18 @@ class LedgerEntry(BaseModel):
     env_id: str
     total_timesteps: int
     threshold: float
-    at_most: bool = False  # the bar is an upper one: what must NOT be reached, such as by a policy without memory
-    variant: str = ""  # tells two entries of one algorithm and environment apart
+    at_most: bool = False  # the score must stay below the bar, for example of a policy without memory
+    variant: str = ""  # distinguishes entries of the same algorithm and environment
     above: str = ""  # the bar is `threshold` above this algorithm's score in the same environment and variant
-    like_data: bool = False  # the bar is the dataset's own mean return, from below and from above
-    like_agent: bool = False  # the same with the agent that made the dataset, acting without its noise as a clone does
-    of_data: bool = False  # the bar is `threshold` times the dataset's mean return: a share of the expert's
-    algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes of the preset
+    like_data: bool = False  # the score must match the dataset's mean return
+    like_agent: bool = False  # the score must match the agent that made the dataset, acting without its noise
+    of_data: bool = False  # the bar is `threshold` times the dataset's mean return
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)  # changes to the preset
     statistic: str = "mean_return"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     eval_episodes: int = 20
-    eval_deterministic: bool = True  # off: what is judged is the random policy itself, not its most likely actions
-    eval_interval: int = 0  # steps between two points of the curve; 0: the preset's, or a tenth of the run
+    eval_deterministic: bool = True  # off: evaluate sampled actions instead of the most likely ones
+    eval_interval: int = 0  # steps between two points of the curve; 0: that of the preset, or a tenth of the run
     source: str  # where the bar comes from
 
     def passes(self, score: float, bar: Bar) -> bool:
@@ -100,8 +100,8 @@ def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes:
 
 
 def steps_to(curve: dict[str, Any], bar: float, stay: bool = True) -> int | None:
-    """The first evaluation at which the mean return of all seeds is at the bar or above, and `stay`s there in all later
-    ones; none: there is no such evaluation."""
+    """The step of the first evaluation whose mean return over the seeds reaches the bar; with `stay`, all later ones
+    must reach it as well. None if there is no such evaluation."""
     reached: int | None = None
     for step, score in zip(curve["step"], curve["mean_return"], strict=True):
         if score >= bar:
@@ -125,7 +125,7 @@ def run_entry(
     trained = Trainer(config, progress=progress).run()
     if trained.signal is not None:
         raise UserError(
-            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` goes on with this run"
+            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` continues this run"
         )
     result = result_of(entry, config, trained, base)
     output.mkdir(parents=True, exist_ok=True)
@@ -134,20 +134,20 @@ def run_entry(
 
 
 def _score_of(entry: LedgerEntry, output: Path, **options: Any) -> float:
-    """The score that `above` refers to: as measured before, or measured now."""
+    """The score that `above` refers to: measured earlier, or now."""
     other = next((row for row in find(entry.above, entry.env_id) if row.variant == entry.variant), None)
     if other is None:
-        raise UserError(f"{entry.name} is held above {entry.above}, which has no entry of the same kind")
+        raise UserError(f"{entry.name} must score above {entry.above}, which has no entry of the same variant")
     path = output / f"{other.name}.json"
     row = json.loads(path.read_text()) if path.is_file() else run_entry(other, output=output, **options)
     return float(row["score"])
 
 
 def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base: float = 0.0) -> Bar:
-    """What the score is held to. `base` is the score of the algorithm that `above` names.
+    """The bar for an entry's score. `base` is the score of the algorithm that `above` names.
 
-    like_data: the interval of the score must meet that of the episodes' returns in the dataset; like_agent: that of the
-    same number of steps without the agent's noise; of_data: a share of the dataset's mean.
+    like_data: the interval of the score must overlap that of the returns in the dataset. like_agent: the same with a
+    dataset of the same size that the agent collects without noise. of_data: a share of the dataset's mean return.
     """
     if entry.like_data or entry.like_agent:
         low, high = data_interval(config, deterministic=entry.like_agent)
@@ -158,8 +158,8 @@ def bar_of(entry: LedgerEntry, config: TrainConfig, final: dict[str, Any], base:
 
 
 def data_interval(config: TrainConfig, deterministic: bool = False) -> tuple[float, float]:
-    """95 % interval of the mean return of the episodes that a config's dataset holds, in the environment's rewards; or
-    would hold if its agent had acted without noise."""
+    """95 % interval of the mean episode return in a config's dataset, in the environment's rewards; with
+    `deterministic`, as if the agent had collected it without noise."""
     from rl_training.experiment.run.transition_data import make_dataset
 
     plain: dict[str, Any] = {"reward_scale": 1.0, "reward_shift": 0.0, "reward_clip": None}
@@ -172,7 +172,7 @@ def data_interval(config: TrainConfig, deterministic: bool = False) -> tuple[flo
 
 
 def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, base: float = 0.0) -> dict[str, Any]:
-    """What the ledger keeps of a finished run: scores of every seed, the curve, versions, the whole config."""
+    """The result that is stored for a finished run: scores of every seed, the curve, versions and the config."""
     from rl_training.experiment.run.metrics import read_metrics
 
     final = trained.final_eval
@@ -214,7 +214,7 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         "execution": trained.summary["execution"],
         **{k: v for k, v in trained.summary.items() if k == "dataset_hash"},
         "versions": library_versions(),
-        "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # not where it was kept
+        "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # a local path does not belong in the result
     }
 
 

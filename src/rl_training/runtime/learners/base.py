@@ -8,6 +8,7 @@ leading seed axis S; algorithms never see it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from rl_training.algorithms.acting import reset_carry, start_carry
 from rl_training.algorithms.base import Algorithm, TrainState
-from rl_training.data.storage import Storage, action_column, map_columns, observation_columns
+from rl_training.algorithms.phases import Phase
+from rl_training.data.storage import Batch, Storage, action_column, map_columns, observation_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
 FIXED = ("data", "prior")  # parts of the tree that are transitions; `prior` never changes and is never saved
 ACT, SAMPLE, LEARN, PREPARE, SHUFFLE, WARMUP, ENVIRONMENT, RESET = range(8)  # random streams
+
+
+def one_seed(tree: Any, index: int) -> Any:
+    """The part of a tree that belongs to the seed at `index`."""
+    return tree_map(lambda x: x[index], tree)
 
 
 def first_seed(tree: Any) -> Any:
@@ -45,6 +52,9 @@ def over_seeds(fn: Callable[..., Any], seeds: int, first: Callable[[Any], Any] =
 
 class Learner:
     """The state and the functions that every loop needs."""
+
+    phases: tuple[Any, ...] = ()  # of the kind that its loop runs (algorithms/phases.py)
+    _steps: dict[str, Callable[..., Any]]  # what a step of each phase runs, by name (`Phase.kinds`)
 
     def __init__(
         self, algorithm: Algorithm[Any], store: Storage, seeds: Sequence[int], horizon: int, executor: Executor
@@ -263,6 +273,30 @@ class Learner:
         total = torch.stack([m.to(torch.float32) for m in metrics.values()]).sum(0)  # [S]
         bad = tree["bad_step"]
         bad.copy_(torch.where((bad < 0) & ~torch.isfinite(total), before, bad))
+
+    # --- for diagnosis -----------------------------------------------------------------------------------------
+
+    def batch_of_update(self, index: int, step: int) -> Batch:
+        """The batch that update `step` of one seed read; empty where that is no longer known."""
+        return {}
+
+    def before_each_step(self, hook: Callable[..., None]) -> None:
+        """From now on, call `hook(phase, *inputs)` before each step of a phase; `inputs` are for `next_step`."""
+
+        def hooked(phase: Phase, run: Callable[..., Any], tree: dict[str, Any], *inputs: Any) -> Any:
+            hook(phase, *inputs)
+            return run(tree, *inputs)
+
+        kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
+        self._steps = {name: partial(hooked, kinds[name], run) for name, run in self._steps.items()}
+
+    def next_step(self, index: int, phase: Phase, *inputs: Any) -> tuple[TrainState, Batch, Tensor]:
+        """The arguments of the next call of `phase.step`, for one seed."""
+        train, key = tree_map(torch.clone, one_seed((self.train, self.tree["keys"]), index))
+        return train, self._next_batch(index, phase, train, key, *inputs), rng.fold(rng.fold(key, LEARN), train.step)
+
+    def _next_batch(self, index: int, phase: Any, train: TrainState, key: Tensor, *inputs: Any) -> Batch:
+        raise NotImplementedError
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

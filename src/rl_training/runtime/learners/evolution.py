@@ -16,7 +16,7 @@ from rl_training.data.storage import Batch, require_memory
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner
+from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner, one_seed
 
 IDLE = -1
 
@@ -112,11 +112,8 @@ class EvolutionLearner(Learner):
         self.note_metrics(tree, before, {k: torch.where(data["complete"], v, 0.0) for k, v in metrics.items()})
         return metrics  # type: ignore[no-any-return]
 
-    def minibatch(self, phase: RolloutPhase, *_: Any) -> Batch:
-        """The batch that the next update reads, of every seed."""
-        return self.per_seed(lambda *trees: self.batch(*trees)[1])(  # type: ignore[no-any-return]
-            self.train, self.tree["data"], self.tree["keys"]
-        )
+    def _next_batch(self, index: int, phase: RolloutPhase, train: TrainState, key: Tensor, *inputs: Any) -> Batch:
+        return self.batch(train, one_seed(self.tree["data"], index), key)[1]
 
     def assign(self, episodes: np.ndarray) -> None:
         self.tree["data"]["episodes"].copy_(torch.from_numpy(episodes))

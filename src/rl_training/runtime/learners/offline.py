@@ -11,31 +11,27 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OfflineHyper
 from rl_training.data.dataset import DatasetSource
-from rl_training.data.source import Sink
 from rl_training.errors import UserError
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.learners.base import Learner
 from rl_training.runtime.learners.replay import ReplayLearner
 
 
 class OfflineLearner(ReplayLearner):
-    """A `ReplayLearner` whose replay is a dataset: nothing is stored, and schedules follow the gradient steps."""
+    """A `ReplayLearner` that samples from a dataset. Nothing is stored; schedules follow the gradient steps. The last
+    phase of the algorithm is the update that the step counter counts."""
 
     def __init__(self, algorithm: Algorithm[Any], seeds: Sequence[int], horizon: int, executor: Executor) -> None:
-        hp: OfflineHyper = algorithm.hp
         if algorithm.dataset is None:
             raise UserError(f"{algorithm.name} learns from a dataset; none was given")
-        own = algorithm.sources(1)
-        source: Any = own.pop("replay", None) or DatasetSource(algorithm.dataset, hp.gamma, algorithm.dataset_columns)
-        Learner.__init__(self, algorithm, source, seeds, horizon, executor)
-        self.batch_size, self.sources = hp.batch_size, {"replay": source, **own}
-        self.sinks = {k: v for k, v in own.items() if isinstance(v, Sink)}
-        self.tree["sources"] = {k: v.init(len(self.seeds), self.device) for k, v in own.items()}
-        self.phases = algorithm.phases()  # the last one is the update that the clock counts
-        self._updates = {p.name: executor.wrap(self.update_of(p), self.small_state) for p in self.phases[:-1]}
+        hp: OfflineHyper = algorithm.hp
+        source: Any = algorithm.sources(1).get("replay")
+        source = source or DatasetSource(algorithm.dataset, hp.gamma, algorithm.dataset_columns)
+        super().__init__(algorithm, seeds, source.num_envs, horizon, executor, store=source)
         self._sizes = {"update": 1, "updates": hp.updates_per_call}
         self._graphs: dict[tuple[bool, ...], Callable[..., Any]] = {}
-        self._steps_taken: int | None = None
+
+    def before_each_step(self, hook: Callable[..., None]) -> None:
+        raise UserError(f"{self.algorithm.name} takes several updates at once, which cannot be replayed one by one")
 
     def repeated(self, due: tuple[bool, ...]) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
         """Several updates as one function, so one graph. `due` tells which of them run the phase's `step`; the others
@@ -55,7 +51,7 @@ class OfflineLearner(ReplayLearner):
         return update
 
     def call(self, name: str) -> dict[str, Tensor]:
-        """The next update (`update`), or the next `updates_per_call` as one (`updates`)."""
+        """Run the next "update", or the next block of "updates"."""
         if self._steps_taken is None:
             self._steps_taken = int(self.train.step.flatten()[0])
         first, period = self._steps_taken, self.phases[-1].period

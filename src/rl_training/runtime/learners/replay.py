@@ -20,7 +20,7 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner
+from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner, one_seed
 
 
 def make_replay(
@@ -47,12 +47,13 @@ class ReplayLearner(Learner):
 
     def __init__(
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
-        compute_reward: Callable[..., Any] | None = None,
+        compute_reward: Callable[..., Any] | None = None, store: Any = None,
     ) -> None:  # fmt: skip
+        """`store` replaces the replay that the algorithm's settings describe."""
         own = algorithm.sources(num_envs)
-        store = own.pop("replay", None) or make_replay(algorithm, num_envs, compute_reward)
+        store = store or own.pop("replay", None) or make_replay(algorithm, num_envs, compute_reward)
+        own.pop("replay", None)
         super().__init__(algorithm, store, seeds, horizon, executor)
-        self.replay = store
         self.batch_size = algorithm.hp.batch_size
         self.sources: dict[str, Source] = {"replay": store, **own}
         self.sinks: dict[str, Sink] = {k: v for k, v in self.sources.items() if isinstance(v, Sink)}
@@ -62,7 +63,7 @@ class ReplayLearner(Learner):
             self.tree["prior"] = prior.init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
         kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
-        self._updates = {
+        self._steps = {
             name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_as != "pieces")
             for name, kind in kinds.items()
         }
@@ -125,7 +126,7 @@ class ReplayLearner(Learner):
         phase = phase or self.phases[0]
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
-            metrics |= self._updates[self._next(phase)](self.tree)
+            metrics |= self._steps[self._next(phase)](self.tree)
         return metrics
 
     def _next(self, phase: ReplayPhase) -> str:
@@ -137,3 +138,13 @@ class ReplayLearner(Learner):
         due = self._steps_taken % phase.period == 0
         self._steps_taken += 1
         return phase.name if due else f"{phase.name}/between"
+
+    def batch_of_update(self, index: int, step: int) -> Batch:
+        if len(self.phases) > 1:  # it is not known which of them that update was
+            return {}
+        train, key = one_seed((self.train, self.tree["keys"]), index)
+        at_step = train._replace(step=torch.full_like(train.step, step))
+        return self._next_batch(index, self.phases[0], at_step, key)
+
+    def _next_batch(self, index: int, phase: ReplayPhase, train: TrainState, key: Tensor, *inputs: Any) -> Batch:
+        return self.sample_one(phase, train, key, *one_seed(self.source_data(self.tree, phase), index))

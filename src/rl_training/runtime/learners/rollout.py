@@ -18,7 +18,7 @@ from rl_training.data.storage import Batch, Storage, transition_columns
 from rl_training.ops import rng
 from rl_training.ops.tree import copy_into, tree_map
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.learners.base import LEARN, PREPARE, SAMPLE, SHUFFLE, Learner
+from rl_training.runtime.learners.base import LEARN, PREPARE, SAMPLE, SHUFFLE, Learner, one_seed
 
 MOST_DRAWN = 2**17  # numbers, at most, in the orders that are drawn together
 
@@ -129,11 +129,14 @@ class RolloutLearner(Learner):
             batch = {k: tree_map(lambda x, y: torch.cat([x, y]), batch[k], more[k]) for k in batch if k in more}
         return batch
 
-    def minibatch(self, phase: RolloutPhase, scratch: dict[str, Any]) -> Batch:
-        """The batch that the next step of a phase reads, of every seed."""
-        cut = self.per_seed(lambda *trees: self._cut(phase, *trees))
-        tree = self.tree
-        return cut(tree["train"], tree["keys"], scratch, tree["prior"])  # type: ignore[no-any-return]
+    def batch_of_update(self, index: int, step: int) -> Batch:
+        """The rollout that the update was a part of."""
+        batch: Batch = one_seed(self.scratch["rollout"]["batch"], index) if "rollout" in self.scratch else {}
+        return batch
+
+    def _next_batch(self, index: int, phase: RolloutPhase, train: TrainState, key: Tensor, *inputs: Any) -> Batch:
+        (scratch,) = inputs
+        return self._cut(phase, train, key, *one_seed((scratch, self.tree["prior"]), index))
 
     def learn(self) -> tuple[dict[str, Tensor], int]:
         """The metrics of the last steps, and how many gradient steps were taken."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm
+from rl_training.data.saved import restore, saved_tensors
 from rl_training.envs.vector import EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.ops.tree import fill, tree_items
 from rl_training.runtime.engine.executor import Executor
@@ -122,16 +123,13 @@ class Loop(ABC):
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors of a checkpoint, by file and name."""
-        tree, store = self.learner.tree, self.learner.store
-        data = store.written(tree["data"])
+        tree = self.learner.tree
         state = {k: v for k, v in tree.items() if k not in FIXED}
-        rest = {k: v for k, v in data.items() if k not in store.columns}
-        rows = {k: v for k, v in data.items() if k in store.columns}
         env_state = self.envs.get_state()
         self._env_meta = env_state.meta
         return {
             "state": {**dict(tree_items(state)), **dict(tree_items(self.learner.inputs, "inputs"))},
-            "replay": {**dict(tree_items(rows, "rows")), **dict(tree_items(rest, "index"))},
+            "replay": saved_tensors(self.learner.store, tree["data"]),
             "envs": {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in env_state.arrays.items()},
         }
 
@@ -148,14 +146,10 @@ class Loop(ABC):
 
     def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
         tree = self.learner.tree
-        columns = self.learner.store.columns
         fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
         fill(self.learner.inputs, tensors["state"], "inputs")
         self.learner.all_continue = False
-        rows = {k: v for k, v in tree["data"].items() if k in columns}
-        fill(rows, tensors["replay"], "rows", envs=self.num_envs)
-        rest = {k: v for k, v in tree["data"].items() if k not in columns}
-        fill(rest, tensors["replay"], "index", envs=self.num_envs)
+        restore(self.learner.store, tree["data"], tensors["replay"])
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         self.started = bool(counters["started"])
         device = self.learner.device

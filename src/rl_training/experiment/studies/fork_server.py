@@ -1,8 +1,8 @@
 """A process that imports everything once and forks a worker for each job, so that no trial waits for `import torch`.
 
-Jobs come as JSON lines on standard input, `{"id", "target": "module:function", "arguments", "log", "threads"}`; each
-worker's end is a line on standard output, `{"id", "code"}`. When the input ends, as its writer is done or dead, the
-workers are told to save and go.
+Jobs are JSON lines on standard input: `{"id", "target": "module:function", "arguments", "log", "threads"}`. When a
+worker ends, the line `{"id", "code"}` is written to standard output. When the input ends, because the parent is done or
+dead, the workers are told to save and end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler nothing is written to the pipe
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    life_read, life_write = os.pipe()  # its end in a worker says that we are gone
+    life_read, life_write = os.pipe()  # a worker reads the end of file when this process is gone
     workers: dict[int, str] = {}  # process id -> job
     pending = b""
     while True:
@@ -51,14 +51,14 @@ def main() -> None:
                 _work(job, life_read)
             workers[pid] = job["id"]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for pid in workers:  # not reaped yet, so each number is still that of our worker
+    for pid in workers:  # not waited for yet, so the process ids still belong to our workers
         os.kill(pid, signal.SIGTERM)
     for pid in workers:
         os.waitpid(pid, 0)
 
 
 def _reap(workers: dict[int, str]) -> None:
-    """Report the workers that have ended. Waiting for each by its number leaves other children alone."""
+    """Report the workers that have ended. Waiting for each process id leaves other children alone."""
     for pid in list(workers):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -68,7 +68,7 @@ def _reap(workers: dict[int, str]) -> None:
 
 
 def _work(job: dict[str, Any], life: int) -> None:
-    """The whole life of a worker: it never returns."""
+    """Run a job in the forked worker process; never returns."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -76,9 +76,9 @@ def _work(job: dict[str, Any], life: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for source, target in ((null, 0), (log, 1), (log, 2)):  # what an environment prints belongs in no display
+        for source, target in ((null, 0), (log, 1), (log, 2)):  # what an environment prints goes to the log
             os.dup2(source, target)
-        threading.Thread(target=_follow, args=(life,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
         if "OMP_NUM_THREADS" not in os.environ:
             import torch
 
@@ -95,8 +95,8 @@ def _work(job: dict[str, Any], life: int) -> None:
         os._exit(status)
 
 
-def _follow(life: int) -> None:
-    os.read(life, 1)  # nothing is ever written: it returns when the other end is gone
+def _end_with_parent(life: int) -> None:
+    os.read(life, 1)  # nothing is ever written: it returns when the parent is gone
     os.kill(os.getpid(), signal.SIGTERM)
 
 

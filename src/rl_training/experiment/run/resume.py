@@ -1,0 +1,56 @@
+"""What a run needs to continue: a full checkpoint in a run directory, and a budget that is not used up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import UserError
+from rl_training.experiment.run import run_dir as runs
+from rl_training.experiment.run.checkpoint import Checkpoint, checkpoint_errors, load_checkpoint, resolve
+from rl_training.experiment.run.config import TrainConfig
+
+
+def open_for_resume(
+    path: str | Path, total_timesteps: int | None = None, warn: Callable[[str], None] | None = None
+) -> tuple[Checkpoint, TrainConfig]:
+    """The checkpoint that a run continues from and its configuration, with another budget if one is given."""
+    found = resolve(path, warn=warn) if warn else resolve(path)
+    checkpoint = load_checkpoint(found)
+    if checkpoint.meta.get("kind") != "full":
+        raise UserError(
+            f"{found} contains only a policy (that of the best evaluation); resume from the run directory instead"
+        )
+    if found.parent.name != "checkpoints":
+        raise UserError(f"{found} is not inside a run: move it into the checkpoints/ directory of one to resume it")
+    with checkpoint_errors(found):
+        config = TrainConfig(**checkpoint.meta["config"])
+        taken = int(checkpoint.meta["counters"]["env_steps"])
+    if total_timesteps is not None:
+        config = config.model_copy(update={"total_timesteps": total_timesteps})
+    if config.total_timesteps <= taken and runs.read_status(found.parent.parent) in ("completed", "stopped"):
+        raise UserError(
+            f"this run already took {taken:,} of {config.total_timesteps:,} steps;"
+            " give a larger --total-timesteps to continue it"
+        )
+    return checkpoint, config
+
+
+def check_dataset(checkpoint: Checkpoint, content_hash: str | None) -> None:
+    """Refuse to continue on other data than the run was trained on."""
+    saved = checkpoint.meta.get("dataset_hash")
+    if saved != content_hash:
+        raise UserError(
+            f"the dataset or expert is not the one that this run trained on: its content hash is {content_hash}, and"
+            f" the checkpoint has {saved}; restore the old file or start a new run"
+        )
+
+
+def saved_env_state(counters: dict[str, Any]) -> str:
+    """What a resume can do with the environments that a checkpoint's counters describe."""
+    if not counters:
+        return "not saved"
+    meta = counters.get("env_state") or {}
+    methods = [sub.get("method") for sub in meta.get("sub_envs", [meta])]
+    return "exact" if all(method in ("state", "replay") for method in methods) else "restarted"
