@@ -139,7 +139,9 @@ def _text(kind: Any) -> str:
     if origin is Literal:
         return f"Literal[{', '.join(json.dumps(value) for value in inner)}]"
     if origin in (Union, types.UnionType):
-        return " | ".join(_text(part) for part in inner)
+        parts = dict.fromkeys(_text(part) for part in inner)
+        several = len(inner) > 1 and all(isinstance(part, type) and issubclass(part, BaseModel) for part in inner)
+        return " | ".join([*(["str"] if several else []), *parts])  # one of several models may be given by its kind
     if origin is tuple:
         return f"Sequence[{' | '.join(dict.fromkeys(_text(part) for part in inner if part is not Ellipsis))}]"
     if origin is dict:
