@@ -264,7 +264,7 @@ def transitions(rows: int = 30, obs_dim: int = 4, actions: Any = None) -> Transi
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (transitions(actions=np.arange(30) % 3), "actions go from 0 to 2, which is outside the actions of CartPole"),
+        (transitions(actions=np.arange(30) % 3), "actions range from 0 to 2, which is outside the actions of CartPole"),
         (transitions(actions=np.zeros((30, 2), np.float32)), r"actions have shape \(2,\); CartPole-v1 needs Discrete"),
         (transitions(actions=np.zeros(30, np.float32)), "actions are float32; CartPole-v1 needs whole numbers"),
         (transitions(obs_dim=3), r"observations have shape \(3,\); CartPole-v1 needs \(4,\)"),

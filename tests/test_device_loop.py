@@ -97,7 +97,7 @@ def test_episode_statistics_are_those_of_the_episodes(tmp_path: Path) -> None:
     assert finished == sorted(finished)
 
 
-@pytest.mark.learning
+@pytest.mark.slow
 def test_ppo_solves_cartpole_on_the_device(tmp_path: Path) -> None:
     """Trained on tensors, evaluated in Gymnasium's environment."""
     fields = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3}
