@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_captured_step_takes_as_long_for_a_large_replay(case: str) -> None:
     times = []
     for capacity in (10_000, 20_000_000):
         learner = learner_of(case, capacity, "cudagraph", torch.device("cuda"))
-        times.append([best(fn, torch.cuda.synchronize) for fn in (learner.interact, lambda: learner.update(1))])
+        times.append([best(fn, torch.cuda.synchronize) for fn in (learner.interact, partial(learner.update, 1))])
     assert times[1][0] < 2.0 * times[0][0], times
     assert times[1][1] < (4.0 if case in GROWS else 2.0) * times[0][1], times
 
