@@ -269,3 +269,20 @@ def test_a_new_process_can_read_a_checkpoint(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "[1, 2] 10 False"
+
+
+def test_errors_name_the_version_that_wrote_a_checkpoint(tmp_path: Path) -> None:
+    from rl_training.errors import UserError
+    from rl_training.experiment.run.checkpoint import checkpoint_errors
+    from rl_training.version import __version__
+
+    def fail() -> None:
+        raise UserError("params.q is (8,), not (9,)")
+
+    with (
+        pytest.raises(UserError, match=rf"not \(9,\)\. .* was written by rl_training 0\.0\.1; this is {__version__}"),
+        checkpoint_errors(tmp_path, {"rl_training": "0.0.1"}),
+    ):
+        fail()
+    with pytest.raises(UserError, match=r"not \(9,\)$"), checkpoint_errors(tmp_path, {"rl_training": __version__}):
+        fail()

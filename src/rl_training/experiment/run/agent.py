@@ -81,13 +81,13 @@ class Agent:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
     ) -> Agent:
-        with checkpoint_errors(checkpoint.path):
+        with checkpoint_errors(checkpoint.path, checkpoint.manifest.get("versions")):
             config = TrainConfig(**checkpoint.meta["config"])
             spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
-        algorithm = build_algorithm(config, spec, choose_device(device))
-        blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
-        tensors = checkpoint.tensors["state"]
-        return cls(algorithm, fill(blank, tensors, "train"), config, seed=seed, env=env, path=checkpoint.path)
+            algorithm = build_algorithm(config, spec, choose_device(device))
+            blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
+            train = fill(blank, checkpoint.tensors["state"], "train")
+        return cls(algorithm, train, config, seed=seed, env=env, path=checkpoint.path)
 
     # --- environment ---------------------------------------------------------------------------------------------
 

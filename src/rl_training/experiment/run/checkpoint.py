@@ -41,6 +41,7 @@ from rl_training.experiment.run.atomic import (
 )
 from rl_training.experiment.run.run_dir import library_versions
 from rl_training.experiment.run.tensor_file import NamedTensors
+from rl_training.version import __version__
 
 FORMAT, SCHEMA, MANIFEST = "rl_training.checkpoint", 1, "manifest.json"
 _NAME = re.compile(r"(step|best)_([0-9]{12,18})")
@@ -83,10 +84,16 @@ def checkpoint_step(path: Path) -> int:
 
 
 @contextmanager
-def checkpoint_errors(path: Path) -> Iterator[None]:
-    """Content that is missing or has the wrong type becomes a CheckpointError."""
+def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Iterator[None]:
+    """Content that is missing or has the wrong type becomes a CheckpointError. If another version wrote the checkpoint
+    (its `versions` say so), errors name that version."""
     try:
         yield
+    except UserError as error:
+        written = (versions or {}).get("rl_training", __version__)
+        if written == __version__:
+            raise
+        raise UserError(f"{error}. {path} was written by rl_training {written}; this is {__version__}") from None
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(

@@ -136,7 +136,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         check_dataset(checkpoint, self.dataset_hash)
-        with checkpoint_errors(checkpoint.path):
+        with checkpoint_errors(checkpoint.path, checkpoint.manifest.get("versions")):
             self.env_restored = self.loop.load(checkpoint.tensors, checkpoint.meta["counters"])
             self.history, saved = RunHistory.from_json(checkpoint.meta), checkpoint.meta["callbacks"]
         for name, callback in callbacks_by_name(self.callbacks).items():
