@@ -32,8 +32,6 @@ class _Train(Protocol):
         progress: bool = True,
     ) -> TrainResult: ...
 
-_Critic = dict[str, Any] | dict[str, Any] | dict[str, Any] | dict[str, Any] | dict[str, Any] | dict[str, Any] |
-    dict[str, Any]
 _TargetRule = Literal["max", "expected_sarsa", "boltzmann", "soft", "mellowmax", "advantage_learning", "clipped_double",
     "munchausen"]
 
@@ -44,9 +42,9 @@ class _Run(TypedDict, total=False):
     seeds: Sequence[int] | None
     output_dir: str
     device: str
-    execution: Literal["auto", "eager", "recorded", "compile", "cudagraph"]
+    execution: Literal["auto", "eager", "compile", "cudagraph"]
     num_envs: int | None
-    vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"]
+    vectorization: Literal["auto", "sync", "async", "vector", "envpool"]
     eval_episodes: int
     eval_deterministic: bool
     eval_interval: int
@@ -109,7 +107,7 @@ class A2C(ManagedAlgorithm):
     ) -> None: ...
 
 class AIRL(ManagedAlgorithm):
-    """GAIL with a discriminator that learns a reward (Fu et al. 2018)"""
+    """GAIL whose discriminator contains a reward (Fu et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
         ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
@@ -130,7 +128,7 @@ class ARS(ManagedAlgorithm):
     ) -> None: ...
 
 class AWAC(ManagedAlgorithm):
-    """Actor-critic with advantage-weighted regression (Nair et al. 2020)"""
+    """Actor-critic by advantage-weighted regression (Nair et al. 2020)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
@@ -140,7 +138,7 @@ class AWAC(ManagedAlgorithm):
     ) -> None: ...
 
 class AWACOnline(ManagedAlgorithm):
-    """AWAC fine-tuned in the environment"""
+    """AWAC that goes on in the environment"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
@@ -158,7 +156,7 @@ class BC(ManagedAlgorithm):
     ) -> None: ...
 
 class BCQ(ManagedAlgorithm):
-    """Q-learning limited to actions likely under the dataset (Fujimoto et al. 2019)"""
+    """Q-learning over actions the data could contain (Fujimoto et al. 2019)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         vae_hidden_sizes: Sequence[int] = ..., tau: float = ..., phi: float = ..., lmbda: float = ...,
@@ -179,21 +177,20 @@ class C51DQN(ManagedAlgorithm):
     ) -> None: ...
 
 class COMBO(ManagedAlgorithm):
-    """Offline MBPO with critics that are conservative on model rollouts (Yu et al. 2021)"""
+    """MOPO with critics that are conservative where its model goes (Yu et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
-        model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
-        model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
-        model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
-        model_holdout_size: int = ..., termination: str = ..., tau: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., penalty_coef: float = ..., rollout_freq: int = ..., cql_alpha: float = ...,
-        num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
-        **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., model_hidden_sizes: Sequence[int] = ..., num_members: int = ...,
+        num_elites: int = ..., model_learning_rate: float = ..., model_batch_size: int = ...,
+        model_weight_decay: Sequence[float] = ..., model_beta: float = ..., model_patience: int = ...,
+        model_max_epochs: int = ..., model_holdout: float = ..., model_holdout_size: int = ..., termination: str = ...,
+        real_ratio: float = ..., rollout_batch: int = ..., rollout_length: int = ...,
+        rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ..., synthetic_buffer_size: int = ...,
+        penalty_coef: float = ..., rollout_freq: int = ..., actor_learning_rate: _Schedule = ...,
+        cql_alpha: float = ..., num_actions: int = ..., backup_entropy: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CQL(ManagedAlgorithm):
@@ -203,8 +200,8 @@ class CQL(ManagedAlgorithm):
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., actor_learning_rate: _Schedule = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CRR(ManagedAlgorithm):
@@ -218,37 +215,37 @@ class CRR(ManagedAlgorithm):
     ) -> None: ...
 
 class CalQL(ManagedAlgorithm):
-    """CQL bounded below by the data's returns (Nakamoto et al. 2023)"""
+    """CQL whose values stay above the data's returns (Nakamoto et al. 2023)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., actor_learning_rate: _Schedule = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CalQLOnline(ManagedAlgorithm):
-    """Cal-QL fine-tuned in the environment"""
+    """Cal-QL that goes on in the environment"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OffPolicyHyper],
+        target_entropy: float | Literal["auto"] = ..., actor_learning_rate: _Schedule = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class CrossQ(ManagedAlgorithm):
-    """SAC with batch norm and no target networks (Bhatt et al. 2024)"""
+    """SAC with batch normalisation, no targets (Bhatt et al. 2024)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., critic_hidden_sizes: Sequence[int] | None = ...,
-        num_critics: int = ..., renorm_warmup: int = ..., adam_beta1: float = ..., **settings: Unpack[_OffPolicyHyper],
+        num_critics: int = ..., adam_beta1: float = ..., renorm_warmup: int = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class D4PG(ManagedAlgorithm):
@@ -261,7 +258,7 @@ class D4PG(ManagedAlgorithm):
     ) -> None: ...
 
 class DAgger(ManagedAlgorithm):
-    """Cloning of an expert's actions in the states that the learner visits"""
+    """Cloning what an expert would do where the learner goes"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         expert: dict[str, Any] = ..., beta: _Schedule = ..., **settings: Unpack[_OffPolicyHyper],
@@ -274,7 +271,7 @@ class DDPG(ManagedAlgorithm):
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
         policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
-        critic: _Critic = ..., **settings: Unpack[_OffPolicyHyper],
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DQN(ManagedAlgorithm):
@@ -303,7 +300,7 @@ class DRQN(ManagedAlgorithm):
     ) -> None: ...
 
 class DecisionTransformer(ManagedAlgorithm):
-    """Transformer that predicts actions from a desired return (Chen et al. 2021)"""
+    """Actions as a transformer's answer to a wanted return (Chen et al. 2021)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, context_length: int = ...,
         num_heads: int = ..., dropout: float = ..., target_return: float | None = ..., return_scale: float = ...,
@@ -391,7 +388,7 @@ class EDAC(ManagedAlgorithm):
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., eta: float = ..., num_critics: int = ...,
+        target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., eta: float = ...,
         **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
@@ -404,8 +401,8 @@ class FQF(ManagedAlgorithm):
         noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
         rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
         cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_quantiles: int = ..., kappa: float = ...,
-        num_cosines: int = ..., fraction_learning_rate: _Schedule = ..., fraction_ent_coef: float = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        num_cosines: int = ..., fraction_learning_rate: _Schedule = ...,
+        fraction_ent_coef: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class GAIL(ManagedAlgorithm):
@@ -421,7 +418,7 @@ class GAIL(ManagedAlgorithm):
     ) -> None: ...
 
 class IMPALA(ManagedAlgorithm):
-    """Lagging actors with V-trace correction (Espeholt et al. 2018)"""
+    """Lagging actors corrected by V-trace (Espeholt et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, rmsprop_alpha: float = ...,
         ent_coef: _Schedule = ..., vf_coef: float = ..., policy_lag: int = ..., rho_bar: float = ...,
@@ -439,7 +436,7 @@ class IQL(ManagedAlgorithm):
     ) -> None: ...
 
 class IQLOnline(ManagedAlgorithm):
-    """IQL fine-tuned in the environment"""
+    """IQL that goes on in the environment"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
@@ -463,7 +460,7 @@ class IQN(ManagedAlgorithm):
     ) -> None: ...
 
 class MARWIL(ManagedAlgorithm):
-    """Advantage-weighted imitation (Wang et al. 2018)"""
+    """Imitation weighted by the advantage of each action (Wang et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, beta: float = ...,
         max_weight: float = ..., norm_rate: float = ..., **settings: Unpack[_OfflineHyper],
@@ -472,34 +469,33 @@ class MARWIL(ManagedAlgorithm):
 class MBPO(ManagedAlgorithm):
     """SAC on short rollouts of a learned model (Janner et al. 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
-        model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
-        model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
-        model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
-        model_holdout_size: int = ..., termination: str = ..., model_train_freq: int = ..., tau: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., **settings: Unpack[_OffPolicyHyper],
+        target_entropy: float | Literal["auto"] = ..., model_hidden_sizes: Sequence[int] = ..., num_members: int = ...,
+        num_elites: int = ..., model_learning_rate: float = ..., model_batch_size: int = ...,
+        model_weight_decay: Sequence[float] = ..., model_beta: float = ..., model_patience: int = ...,
+        model_max_epochs: int = ..., model_holdout: float = ..., model_holdout_size: int = ..., termination: str = ...,
+        model_train_freq: int = ..., real_ratio: float = ..., rollout_batch: int = ..., rollout_length: int = ...,
+        rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ..., synthetic_buffer_size: int = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MOPO(ManagedAlgorithm):
-    """MBPO on a dataset, penalised for model uncertainty (Yu et al. 2020)"""
+    """MBPO on a dataset, paid less where its model is unsure (Yu et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
-        model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
-        model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
-        model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
-        model_holdout_size: int = ..., termination: str = ..., tau: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., penalty_coef: float = ..., rollout_freq: int = ...,
-        **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., model_hidden_sizes: Sequence[int] = ..., num_members: int = ...,
+        num_elites: int = ..., model_learning_rate: float = ..., model_batch_size: int = ...,
+        model_weight_decay: Sequence[float] = ..., model_beta: float = ..., model_patience: int = ...,
+        model_max_epochs: int = ..., model_holdout: float = ..., model_holdout_size: int = ..., termination: str = ...,
+        real_ratio: float = ..., rollout_batch: int = ..., rollout_length: int = ...,
+        rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ..., synthetic_buffer_size: int = ...,
+        penalty_coef: float = ..., rollout_freq: int = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class MPO(ManagedAlgorithm):
@@ -545,7 +541,7 @@ class NStepDQN(ManagedAlgorithm):
     ) -> None: ...
 
 class NoisyDQN(ManagedAlgorithm):
-    """DQN with noisy weights for exploration (Fortunato et al. 2018)"""
+    """DQN that explores by noisy weights (Fortunato et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
@@ -556,7 +552,7 @@ class NoisyDQN(ManagedAlgorithm):
     ) -> None: ...
 
 class OpenAIES(ManagedAlgorithm):
-    """Rank-based evolution strategies (Salimans et al. 2017)"""
+    """Evolution strategies on ranks (Salimans et al. 2017)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, n_delta: int = ...,
         delta_std: float = ..., n_eval_episodes: int = ..., normalize_observations: bool = ...,
@@ -564,7 +560,7 @@ class OpenAIES(ManagedAlgorithm):
     ) -> None: ...
 
 class PETS(ManagedAlgorithm):
-    """Planning with trajectories sampled from a learned ensemble (Chua et al. 2018)"""
+    """Planning on trajectories sampled from a learned ensemble (Chua et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
@@ -578,7 +574,7 @@ class PETS(ManagedAlgorithm):
     ) -> None: ...
 
 class PPG(ManagedAlgorithm):
-    """PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"""
+    """PPO with auxiliary phases that share value features (Cobbe et al. 2021)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, n_policy_phases: int = ...,
         n_aux_epochs: int = ..., aux_batch_size: int = ..., beta_clone: float = ..., clip_range: _Schedule = ...,
@@ -642,7 +638,7 @@ class REDQ(ManagedAlgorithm):
     ) -> None: ...
 
 class RLPD(ManagedAlgorithm):
-    """SAC on batches of half prior, half new data (Ball et al. 2023)"""
+    """SAC on half prior data, half fresh replay (Ball et al. 2023)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
@@ -654,7 +650,7 @@ class RLPD(ManagedAlgorithm):
     ) -> None: ...
 
 class RainbowDQN(ManagedAlgorithm):
-    """C51 with double, dueling, noisy, prioritised and 3-step learning (Hessel et al. 2018)"""
+    """C51, double, dueling, noisy, prioritised and 3-step together (Hessel et al. 2018)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
@@ -677,7 +673,7 @@ class ReBRAC(ManagedAlgorithm):
     ) -> None: ...
 
 class RecurrentPPO(ManagedAlgorithm):
-    """PPO with a recurrent actor and critic (LSTM or GRU)"""
+    """PPO whose actor and critic remember, by LSTM or GRU"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
         ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ...,
@@ -692,7 +688,7 @@ class SAC(ManagedAlgorithm):
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., critic: _Critic = ..., **settings: Unpack[_OffPolicyHyper],
+        target_entropy: float | Literal["auto"] = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3(ManagedAlgorithm):
@@ -702,11 +698,11 @@ class TD3(ManagedAlgorithm):
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
         policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
-        critic: _Critic = ..., **settings: Unpack[_OffPolicyHyper],
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3BC(ManagedAlgorithm):
-    """TD3 with a behavioural-cloning term (Fujimoto & Gu 2021)"""
+    """TD3 drawn to the actions of a dataset (Fujimoto & Gu 2021)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
