@@ -23,7 +23,7 @@ TERMINAL = {
     "obs": np.ones((8, 1)), "next_obs": np.ones((8, 1)), "rewards": np.zeros(8), "actions": np.zeros(8, np.int64),
     "dones": np.ones(8),
 }  # fmt: skip
-SMALL = {"hidden_sizes": [6], "num_quantiles": 4, "num_cosines": 5, "num_knots": 7}
+SMALL = {"hidden_sizes": [6], "num_quantiles": 4, "num_cosines": 5}
 
 
 def test_network_gives_fractions_and_quantiles_at_their_midpoints() -> None:
@@ -44,30 +44,30 @@ def test_network_gives_fractions_and_quantiles_at_their_midpoints() -> None:
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_knots_interpolate_the_quantile_function(dueling: bool) -> None:
+def test_every_state_has_its_own_fractions(dueling: bool) -> None:
+    """The quantiles of a batch are those of its states one at a time, whose fractions are then shared by the batch."""
     torch.manual_seed(0)
-    exact = MLPIQNNetwork(4, 3, (8,), num_cosines=6, dueling=dueling)
-    knots = MLPIQNNetwork(4, 3, (8,), num_cosines=6, dueling=dueling, num_knots=10)
-    knots.load_state_dict(exact.state_dict())
-    obs, taus = torch.randn(5, 4), torch.rand(5, 7)
-    taus[0, :3] = torch.tensor([0.0, 0.3, 1.0])  # on knots
-    grid = np.linspace(0, 1, 11)
-    at_grid = exact(obs, torch.tensor(grid, dtype=torch.float32)).detach().numpy()  # [5, 3, 11]
-    z, chosen = knots(obs, taus), knots(obs, taus, None, torch.tensor([0, 1, 2, 0, 1]))
+    net = MLPFQFNetwork(4, 3, (8, 6), num_quantiles=5, num_cosines=6, dueling=dueling)
+    with torch.no_grad():
+        net.fraction.linear.weight.normal_()
+    obs = torch.randn(5, 4)
+    quantiles, _, tau_hats = net(obs)
+    actions = torch.tensor([0, 1, 2, 0, 1])
+    chosen = net.q(obs, tau_hats, None, actions)
     for b in range(5):
-        for a in range(3):
-            assert z[b, a].tolist() == pytest.approx(np.interp(taus[b], grid, at_grid[b, a]), abs=1e-5)
-        assert chosen[b].tolist() == pytest.approx(z[b, b % 3].tolist(), abs=1e-5)
+        alone = net.q(obs[b : b + 1], tau_hats[b])[0]  # [3, 5]
+        torch.testing.assert_close(quantiles[b], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(chosen[b], alone[actions[b]], rtol=1e-4, atol=1e-5)
 
 
 def monotone_network(logits: list[float]) -> MLPFQFNetwork:
     """Z(x; tau) = x (1 - cos(pi tau)), increasing in tau for x > 0; fractions from fixed logits."""
-    net = MLPFQFNetwork(1, 1, (), num_quantiles=len(logits), num_cosines=2, num_knots=0)
+    net = MLPFQFNetwork(1, 1, (), num_quantiles=len(logits), num_cosines=2)
     with torch.no_grad():
         net.q.embedding.weight.copy_(torch.tensor([[0.0, -1.0]]))
         net.q.embedding.bias.fill_(1.0)
-        net.q.head.weight.fill_(1.0)
-        net.q.head.bias.zero_()
+        net.q.advantage.weight.fill_(1.0)
+        net.q.advantage.bias.zero_()
         net.fraction.linear.weight.zero_()
         net.fraction.linear.bias.copy_(torch.tensor(logits))
     return net
@@ -144,7 +144,7 @@ def test_value_update_equals_plain_autograd(double: bool) -> None:
     state = state._replace(
         params={**state.params, "fraction": fraction}, target={"q": algorithm.init_state(1).params["q"]}
     )
-    nets = [MLPFQFNetwork(5, 3, (6,), num_quantiles=4, num_cosines=5, num_knots=7) for _ in range(2)]
+    nets = [MLPFQFNetwork(5, 3, (6,), num_quantiles=4, num_cosines=5) for _ in range(2)]
     for net, flat in zip(nets, (state.params["q"], state.target["q"])):
         algorithm.nets["q"].write_to(net.q, flat)
         algorithm.nets["fraction"].write_to(net.fraction, fraction)
@@ -174,7 +174,7 @@ def test_uneven_fractions_do_not_bias_the_values() -> None:
     """One state, rewards of -0.5 or 1.5, discount 0.8: the value is 0.5 / 0.2. Most fractions lie in the lower half;
     with targets that count alike it came out as -0.45."""
     torch.manual_seed(0)
-    network = MLPFQFNetwork(1, 1, (16,), num_quantiles=8, num_cosines=8, num_knots=0)
+    network = MLPFQFNetwork(1, 1, (16,), num_quantiles=8, num_cosines=8)
     with torch.no_grad():
         network.fraction.linear.weight.zero_()
         network.fraction.linear.bias.copy_(torch.linspace(-1.5, 1.5, 8))
@@ -226,7 +226,7 @@ def test_used_alone_keeps_both_networks() -> None:
              "rewards": g.normal(size=16), "dones": np.zeros(16)}  # fmt: skip
     algorithm.update(batch)
     moved = [name for name, value in network.state_dict().items() if not torch.equal(value, before[name])]
-    assert {"q.head.weight", "fraction.linear.weight"} <= set(moved)
+    assert {"q.advantage.2.weight", "fraction.linear.weight"} <= set(moved)
 
 
 def test_bad_input() -> None:

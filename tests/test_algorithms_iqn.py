@@ -21,16 +21,35 @@ NEAR = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def formula(net: MLPIQNNetwork, obs: torch.Tensor, taus: list[float], key: torch.Tensor | None = None) -> torch.Tensor:
-    """Z(x, tau) = head(psi(x) * phi(tau)) for each fraction in turn, phi by Eq. 4: [B, A, N]."""
+    """Z(x, tau) = f(psi(x) * phi(tau)) for each fraction, phi by Eq. 4, f a hidden layer and the output: [B, A, N].
+
+    Every linear layer is written out. The noise of a noisy one comes from its own fold of the key.
+    """
+
+    def linear(layer: Any, x: torch.Tensor, *folds: int) -> torch.Tensor:
+        weight, bias = layer.weight, layer.bias
+        if isinstance(layer, NoisyLinear) and key is not None:
+            own = key
+            for fold in folds:
+                own = rng.fold(own, fold)
+            z = rng.normal(own, (sum(weight.shape),))
+            f = z.sign() * z.abs().sqrt()
+            noise_in, noise_out = f[: weight.shape[1]], f[weight.shape[1] :]
+            weight = weight + layer.weight_sigma * torch.outer(noise_out, noise_in)
+            bias = bias + layer.bias_sigma * noise_out
+        return x @ weight.T + bias
+
+    psi = obs
+    for number in range(0, len(net.torso), 2):
+        psi = linear(net.torso[number], psi, 3, number).relu()
     columns = []
     for tau in taus:
         cosines = torch.tensor([math.cos(math.pi * i * tau) for i in range(net.num_cosines)])
         phi = torch.relu(net.embedding.weight @ cosines + net.embedding.bias)
-        x = net.torso(obs) * phi
-        out = net.head(x, key) if isinstance(net.head, NoisyLinear) else net.head(x)
+        out = linear(net.advantage[2], linear(net.advantage[0], psi * phi, 0, 0).relu(), 0, 2)
         if net.dueling:
-            advantage, value = out[:, :-1], out[:, -1:]
-            out = value + advantage - advantage.mean(-1, keepdim=True)
+            value = linear(net.value[2], linear(net.value[0], psi * phi, 1, 0).relu(), 1, 2)
+            out = value + out - out.mean(-1, keepdim=True)
         columns.append(out)
     return torch.stack(columns, -1)
 
@@ -41,12 +60,26 @@ def test_embedding_by_hand() -> None:
     with torch.no_grad():
         net.embedding.weight.copy_(torch.tensor([[0.5, -2.0]]))
         net.embedding.bias.fill_(0.25)
-        net.head.weight.fill_(3.0)
-        net.head.bias.fill_(1.0)
+        net.advantage.weight.fill_(3.0)
+        net.advantage.bias.fill_(1.0)
     z = net(torch.tensor([[2.0]]), torch.tensor([0.0, 1 / 3, 0.5, 1.0]))
     # relu(0.75 - 2 cos(pi tau)) at cos = 1, 1/2, 0, -1
     expected = [1 + 6 * phi for phi in (0.0, 0.0, 0.75, 2.75)]
     assert z[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_hidden_layer_after_the_product_by_hand() -> None:
+    """One feature, phi = relu(cos(pi tau)): Z = 3 relu(2 x phi - 1) + 0.5, which no linear head on x phi can give."""
+    net = MLPIQNNetwork(1, 1, (1,), num_cosines=2)
+    with torch.no_grad():
+        net.embedding.weight.copy_(torch.tensor([[0.0, 1.0]]))
+        net.embedding.bias.zero_()
+        for layer, weight, bias in ((net.advantage[0], 2.0, -1.0), (net.advantage[2], 3.0, 0.5)):
+            layer.weight.fill_(weight)
+            layer.bias.fill_(bias)
+    z = net(torch.tensor([[1.0], [0.4]]), torch.tensor([0.0, 1 / 3, 1.0]))
+    assert z[0, 0].tolist() == pytest.approx([3.5, 0.5, 0.5], abs=1e-5)  # 2 x phi - 1 = 1, 0, -1
+    assert z[1, 0].tolist() == pytest.approx([0.5, 0.5, 0.5], abs=1e-5)  # -0.2, -0.6, -1
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -57,8 +90,10 @@ def test_network_equals_the_formula(dueling: bool, noisy: bool) -> None:
     obs, taus, key = torch.randn(9, 4), [0.1, 0.5, 0.93], KEY if noisy else None
     expected = formula(net, obs, taus, key)
     torch.testing.assert_close(net(obs, torch.tensor(taus), key), expected, **NEAR)
-    rows = torch.tensor(taus).expand(9, 3)  # fractions of each row
-    torch.testing.assert_close(net(obs, rows, key), expected, **NEAR)
+    rows = torch.rand(9, 3)  # each row has its own fractions
+    each = torch.cat([formula(net, obs[b : b + 1], rows[b].tolist(), key) for b in range(9)])
+    torch.testing.assert_close(net(obs, rows, key), each, **NEAR)
+    torch.testing.assert_close(net(obs, torch.tensor(taus).expand(9, 3), key), expected, **NEAR)
     actions = torch.arange(9) % 3
     chosen = net(obs, torch.tensor(taus), key, actions)
     torch.testing.assert_close(chosen, expected[torch.arange(9), actions], **NEAR)

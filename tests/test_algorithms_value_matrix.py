@@ -64,7 +64,7 @@ def test_every_target_rule_works_with_every_head(head: str, rule: str, double: b
     state = state._replace(target={"q": algorithm.init_state(1).params["q"]})
     if head == "c51_dqn":  # mass away from the ends of the support, where the projection clips
         for flat in (state.params["q"], state.target["q"]):
-            bias = algorithm.nets["q"].named(flat)["advantage.bias"].view(3, -1)
+            bias = algorithm.nets["q"].named(flat)["advantage.2.bias"].view(3, -1)
             bias -= algorithm.atoms() ** 2
     slow = {**state.params, **state.target}
     q_next, q_obs = algorithm.q_values(slow, batch["next_obs"]), algorithm.q_values(slow, batch["obs"])

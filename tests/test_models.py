@@ -59,8 +59,9 @@ def test_dueling_mean_over_actions_is_the_value(outputs: int, noisy: bool) -> No
     features = net.torso(x)
     args = (rng.fold(key, 1),) if noisy else ()
     torch.testing.assert_close(q.mean(1), net.value(features, *args).view(6, outputs), **NEAR)
+    assert len(net.value) == 3, "a hidden layer, its activation and the output"
     with torch.no_grad():
-        net.advantage.bias += 17.0
+        net.advantage[-1].bias += 17.0
     torch.testing.assert_close(net(x, key).view(6, 3, outputs), q, rtol=1e-4, atol=1e-4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,26 @@ class EnsembleScalar(nn.Module):
         return (x * self.weight[members]).sum(-1) + self.bias[members]
 
 
-class NoisyLinear(nn.Module):
+class Keyed(nn.Module):
+    """Base class of the modules that may contain noisy layers: `forward` takes a key too."""
+
+
+def call(layer: nn.Module, x: Any, key: Tensor | None, number: int) -> Tensor:
+    """The layer's output. A module with noise gets its own fold of the key; without a key there is no noise."""
+    out: Tensor = layer(x, rng.fold(key, number)) if key is not None and isinstance(layer, Keyed) else layer(x)
+    return out
+
+
+class Chain(nn.Sequential, Keyed):
+    """Layers one after the other, each noisy one with its own noise."""
+
+    def forward(self, x: Any, key: Tensor | None = None) -> Tensor:
+        for number, layer in enumerate(self):
+            x = call(layer, x, key, number)
+        return x  # type: ignore[no-any-return]
+
+
+class NoisyLinear(Keyed):
     """Factorised Gaussian noise on the weights (Fortunato et al. 2018, Eq. 9-11); no noise without a key."""
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5) -> None:
@@ -94,12 +114,20 @@ class NoisyLinear(nn.Module):
         self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
 
-    def forward(self, x: Tensor, key: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         if key is None:
             return nn.functional.linear(x, self.weight, self.bias)
         noise = rng.normal(key, (self.in_features + self.out_features,))
         noise = noise.sign() * noise.abs().sqrt()
         noise_in, noise_out = noise[: self.in_features], noise[self.in_features :]
+        if x.ndim > 2:  # many rows: a noisy weight matrix costs less than a second product
+            weight = self.weight + self.weight_sigma * (noise_out.unsqueeze(-1) * noise_in)
+            return nn.functional.linear(x, weight, self.bias + self.bias_sigma * noise_out)
         # (W + S * (out in^T)) x = W x + out * (S (in * x)), without forming the noisy weight matrix.
         mean = nn.functional.linear(x, self.weight, self.bias)
         return mean + noise_out * (nn.functional.linear(x * noise_in, self.weight_sigma) + self.bias_sigma)
+
+
+def dense(in_features: int, out_features: int, sigma: float = 0.0) -> nn.Module:
+    """A linear layer, with noise of the initial scale `sigma` unless that is 0."""
+    return NoisyLinear(in_features, out_features, sigma) if sigma else nn.Linear(in_features, out_features)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rl_training.models.layers import Scalar, orthogonal
 from rl_training.models.torsos import torso
-from rl_training.models.value import MLPTorsoMixin, QNetwork, require_at_least
+from rl_training.models.value import QNetwork, discrete_spec, require_at_least
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
@@ -119,7 +119,11 @@ def _flatten_time(obs: Any) -> Any:
 
 
 class RecurrentQNetwork(QNetwork):
-    """A torso, a recurrent cell, and the value heads of `QNetwork`."""
+    """A torso, a recurrent cell, and the value heads of `QNetwork`.
+
+    Each dueling stream has a hidden layer as wide as the cell (R2D2: 512). Without dueling, the output follows the cell
+    directly. The cell itself has no noise.
+    """
 
     output_kind = "one recurrent value"
 
@@ -127,7 +131,7 @@ class RecurrentQNetwork(QNetwork):
         self, torso: nn.Module, features: int, num_actions: int, *, cell: CellKind = "lstm", units: int = 64,
         **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(torso, units, num_actions, **options)
+        super().__init__(torso, units, num_actions, hidden=units if options.get("dueling") else 0, **options)
         self.cell: Cell = CELLS[cell](features, units)
 
     def forward(  # type: ignore[override]
@@ -136,15 +140,24 @@ class RecurrentQNetwork(QNetwork):
     ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
         """(values, carry after the step) for rows [B, ...], or for sequences [T, B, ...] with `is_first` [T, B]."""
         if is_first is None:
-            carry = self.cell(self.torso(obs), carry)
+            carry = self.cell(self.encode(obs, key), carry)
         else:
-            features = _unflatten(self.torso(_flatten_time(obs)), 0, is_first.shape)
+            features = _unflatten(self.encode(_flatten_time(obs), key), 0, is_first.shape)
             carry = self.cell.unroll(features, carry, is_first)
         return None if only_carry else self.head(self.cell.output(carry), key), carry
 
 
-class MLPRecurrentQNetwork(MLPTorsoMixin, RecurrentQNetwork):
-    pass
+class MLPRecurrentQNetwork(RecurrentQNetwork):
+    """`RecurrentQNetwork` for vector observations of the given size."""
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, activation: str = "relu",
+        noisy: bool = False, noisy_sigma: float = 0.5, **options: Any,
+    ) -> None:  # fmt: skip
+        spec = discrete_spec(obs_dim, num_actions)
+        body, features = torso(spec, hidden_sizes, activation, sigma=noisy_sigma if noisy else 0.0)
+        super().__init__(body, features, num_actions, noisy=noisy, noisy_sigma=noisy_sigma, **options)
+        self.spec = spec
 
 
 class RecurrentActorCritic(nn.Module):

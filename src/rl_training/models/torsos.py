@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.errors import UserError
-from rl_training.models.layers import ACTIVATIONS, orthogonal
+from rl_training.models.layers import ACTIVATIONS, Chain, Keyed, call, dense, orthogonal
 from rl_training.spec import ArraySpec, EnvSpec
 
 Obs = Tensor | dict[str, Tensor]
@@ -19,28 +19,43 @@ Cnn = Literal["nature", "impala"]
 
 def mlp(
     in_features: int, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
-    layer_norm: bool = False,
+    layer_norm: bool = False, sigma: float = 0.0,
 ) -> nn.Sequential:  # fmt: skip
-    """Hidden layers without an output layer: linear, LayerNorm if wanted, activation."""
+    """Hidden layers without an output layer: linear (noisy if `sigma` > 0), LayerNorm if wanted, activation."""
     layers: list[nn.Module] = []
     for size in hidden_sizes:
-        linear: nn.Module = nn.Linear(in_features, size)
+        linear = dense(in_features, size, sigma)
         layers.append(linear if gain is None else orthogonal(linear, gain))
         if layer_norm:
             layers.append(nn.LayerNorm(size))
         layers.append(ACTIVATIONS[activation]())
         in_features = size
-    return nn.Sequential(*layers)
+    return Chain(*layers) if sigma else nn.Sequential(*layers)
 
 
-class NatureCNN(nn.Module):
-    """The network of Mnih et al. 2015: uint8 [B, C, H, W] -> [B, features]. Images below 36x36 get smaller kernels.
+class ConvolutionalNetwork(Keyed):
+    """Convolutions and, unless `features` is 0, one fully connected layer: uint8 [B, C, H, W] -> [B, out_features]."""
 
-    `width` multiplies the channels."""
+    convs: nn.Sequential
+
+    def connect(self, size: int, features: int, gain: float | None, sigma: float) -> None:
+        """Add the fully connected layer after the `size` outputs of the convolutions."""
+        self.out_features = features or size
+        linear = dense(size, features, sigma) if features else None
+        self.linear = orthogonal(linear, gain) if linear is not None and gain is not None else linear
+
+    def forward(self, image: Tensor, key: Tensor | None = None) -> Tensor:
+        x = nn.functional.relu(self.convs(image.to(torch.float32) * (1.0 / 255.0))).flatten(1)
+        return x if self.linear is None else nn.functional.relu(call(self.linear, x, key, 0))
+
+
+class NatureCNN(ConvolutionalNetwork):
+    """The network of Mnih et al. 2015. Images below 36x36 get smaller kernels. `width` multiplies the channels."""
 
     def __init__(
-        self, shape: tuple[int, ...], features: int = 512, gain: float | None = None, *, width: int = 1
-    ) -> None:
+        self, shape: tuple[int, ...], features: int = 512, gain: float | None = None, *, width: int = 1,
+        sigma: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         channels, height, length = shape
         if min(height, length) >= 36:
@@ -54,13 +69,8 @@ class NatureCNN(nn.Module):
             conv: nn.Module = nn.Conv2d(channels, out * width, kernel, stride)
             layers += [conv if gain is None else orthogonal(conv, gain), nn.ReLU()]
             channels, height, length = out * width, (height - kernel) // stride + 1, (length - kernel) // stride + 1
-        self.convs = nn.Sequential(*layers)
-        linear: nn.Module = nn.Linear(channels * height * length, features)
-        self.linear = linear if gain is None else orthogonal(linear, gain)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.convs(image.to(torch.float32) * (1.0 / 255.0))
-        return nn.functional.relu(self.linear(x.flatten(1)))
+        self.convs = nn.Sequential(*layers[:-1])  # the last activation is in `forward`
+        self.connect(channels * height * length, features, gain, sigma)
 
 
 class Residual(nn.Module):
@@ -75,16 +85,17 @@ class Residual(nn.Module):
         return out
 
 
-class ImpalaCNN(nn.Module):
-    """The deep network of Espeholt et al. 2018 (figure 3, right) without its LSTM. uint8 [B, C, H, W] -> [B, features].
+class ImpalaCNN(ConvolutionalNetwork):
+    """The deep network of Espeholt et al. 2018 (figure 3, right) without its LSTM.
 
     Three sections of 16, 32 and 32 channels (times `width`): a convolution, 3x3 max-pooling with stride 2, and two
     residual blocks. Each section halves the image, rounding up.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], features: int = 256, gain: float | None = None, *, width: int = 1
-    ) -> None:
+        self, shape: tuple[int, ...], features: int = 256, gain: float | None = None, *, width: int = 1,
+        sigma: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         channels, height, length = shape
         if min(height, length) < 8:
@@ -94,12 +105,7 @@ class ImpalaCNN(nn.Module):
             layers += [_conv3(channels, out, gain), nn.MaxPool2d(3, 2, 1), Residual(out, gain), Residual(out, gain)]
             channels, height, length = out, (height + 1) // 2, (length + 1) // 2
         self.convs = nn.Sequential(*layers)
-        linear: nn.Module = nn.Linear(channels * height * length, features)
-        self.linear = linear if gain is None else orthogonal(linear, gain)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = nn.functional.relu(self.convs(image.to(torch.float32) * (1.0 / 255.0)))
-        return nn.functional.relu(self.linear(x.flatten(1)))
+        self.connect(channels * height * length, features, gain, sigma)
 
 
 def _conv3(channels: int, out: int, gain: float | None) -> nn.Module:
@@ -108,55 +114,84 @@ def _conv3(channels: int, out: int, gain: float | None) -> nn.Module:
 
 
 def image_network(
-    shape: tuple[int, ...], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1
-) -> nn.Module:
-    if cnn == "impala":
-        return ImpalaCNN(shape, features, gain, width=width)
-    return NatureCNN(shape, features, gain, width=width)
+    shape: tuple[int, ...], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0
+) -> ConvolutionalNetwork:
+    kind = ImpalaCNN if cnn == "impala" else NatureCNN
+    return kind(shape, features, gain, width=width, sigma=sigma)
 
 
-class MixedTorso(nn.Module):
+class MixedTorso(Keyed):
     """For images and vectors together: the features of each image, concatenated with the vectors."""
 
     def __init__(
-        self, parts: dict[str, ArraySpec], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1
-    ) -> None:
+        self, parts: dict[str, ArraySpec], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1,
+        sigma: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.images = nn.ModuleDict(
-            {k: image_network(s.shape, features, gain, cnn, width) for k, s in parts.items() if s.is_image}
+            {k: image_network(s.shape, features, gain, cnn, width, sigma) for k, s in parts.items() if s.is_image}
         )
         self.vectors = [k for k, s in parts.items() if not s.is_image]
         self.out_features = features * len(self.images) + sum(parts[k].shape[0] for k in self.vectors)
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return torch.cat([cnn(obs[k]) for k, cnn in self.images.items()] + [obs[k] for k in self.vectors], -1)
+    def forward(self, obs: dict[str, Tensor], key: Tensor | None = None) -> Tensor:
+        images = [call(cnn, obs[k], key, number) for number, (k, cnn) in enumerate(self.images.items())]
+        return torch.cat(images + [obs[k] for k in self.vectors], -1)
+
+
+FEATURES: dict[Cnn, int] = {"nature": 512, "impala": 256}  # width of the papers' fully connected layer
 
 
 def observation_encoder(
-    spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Cnn = "nature", width: int = 1
-) -> tuple[nn.Module, int]:
+    spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Cnn = "nature", width: int = 1,
+    sigma: float = 0.0,
+) -> tuple[nn.Module, int]:  # fmt: skip
     """(network, output size) that maps an observation to a vector: the identity for vectors, a CNN for images, or both.
 
-    `features` of the image network defaults to the paper's: 512 (nature) or 256 (impala).
+    `features` of the image network defaults to the paper's: 512 (nature) or 256 (impala); 0 leaves out its fully
+    connected layer. With several parts, each image has half as many.
     """
     observation = spec.observation
-    features = features or (256 if cnn == "impala" else 512)
+    features = FEATURES[cnn] if features is None else features
     if isinstance(observation, dict):
-        mixed = MixedTorso(observation, features // 2, gain, cnn, width)
+        mixed = MixedTorso(observation, features // 2, gain, cnn, width, sigma)
         return mixed, mixed.out_features
     if observation.is_image:
-        return image_network(observation.shape, features, gain, cnn, width), features
+        network = image_network(observation.shape, features, gain, cnn, width, sigma)
+        return network, network.out_features
     return nn.Identity(), math.prod(observation.shape)
 
 
 def torso(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
-    cnn: Cnn = "nature", width: int = 1,
+    cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0,
 ) -> tuple[nn.Module, int]:  # fmt: skip
-    """(network, output size): encoder and hidden layers. Images have no hidden layers after the CNN."""
-    encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width)
-    if isinstance(encoder, NatureCNN | ImpalaCNN):
+    """(network, output size): encoder and hidden layers, noisy if `sigma` > 0. Images have no hidden layers after the
+    CNN."""
+    encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width, sigma=sigma)
+    if isinstance(encoder, ConvolutionalNetwork):
         return encoder, size
-    hidden = mlp(size, hidden_sizes, activation, gain)
+    hidden = mlp(size, hidden_sizes, activation, gain, sigma=sigma)
     out = hidden_sizes[-1] if hidden_sizes else size
-    return (hidden, out) if isinstance(encoder, nn.Identity) else (nn.Sequential(encoder, hidden), out)
+    return (hidden, out) if isinstance(encoder, nn.Identity) else (Chain(encoder, hidden), out)
+
+
+class Body(NamedTuple):
+    """A torso without its last hidden layer, which is left to the head."""
+
+    network: nn.Module
+    features: int  # its output size
+    hidden: int  # width of the layer left out; 0: there are no hidden layers
+    activation: str  # of that layer
+
+
+def body(
+    spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", cnn: Cnn = "nature", width: int = 1,
+    sigma: float = 0.0,
+) -> Body:  # fmt: skip
+    """The part of `torso` before its last fully connected layer: the convolutions, or all hidden layers but one."""
+    if isinstance(spec.observation, ArraySpec) and spec.observation.is_image:
+        convs, size = observation_encoder(spec, 0, cnn=cnn, width=width)
+        return Body(convs, size, FEATURES[cnn], "relu")
+    network, size = torso(spec, hidden_sizes[:-1], activation, cnn=cnn, width=width, sigma=sigma)
+    return Body(network, size, hidden_sizes[-1] if hidden_sizes else 0, activation)

@@ -1,5 +1,5 @@
-"""Networks for discrete actions: one class with options for output size, dueling and noise, and two classes that take
-quantile fractions as input."""
+"""Networks for discrete actions: one class with options for output size, dueling and noise, and two that take quantile
+fractions as input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from rl_training.errors import UserError
 from rl_training.models.control import Actor
-from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, NoisyLinear
-from rl_training.models.torsos import mlp, observation_encoder
-from rl_training.ops import rng
+from rl_training.models.layers import ACTIVATIONS, Chain, EnsembleLinear, call, dense
+from rl_training.models.torsos import ConvolutionalNetwork, body, observation_encoder
 from rl_training.ops.quantiles import cosine_embedding_features, quantile_midpoints
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
@@ -29,40 +28,50 @@ def require_at_least(low: int, **sizes: int) -> None:
             raise UserError(f"{name} = {size}: must be at least {low}")
 
 
+_TORSO = 3  # the torso's fold of the key; the streams have 0 and 1, the fractions of IQN have 2
+
+
+def stream(features: int, hidden: int, outputs: int, activation: str = "relu", sigma: float = 0.0) -> nn.Module:
+    """A hidden layer, unless its width is 0, and an output layer; both noisy if `sigma` > 0."""
+    last = dense(hidden or features, outputs, sigma)
+    return Chain(dense(features, hidden, sigma), ACTIVATIONS[activation](), last) if hidden else last
+
+
 class QNetwork(nn.Module):
     """Values of every action: [B, A], or [B, A, Z] when each action has Z outputs (atoms, quantiles).
 
-    dueling: Q = V + A - mean(A) (Wang et al. 2016, Eq. 9). noisy: the layers after the torso have parameter noise.
+    The last hidden layer has `hidden` units, or is part of the torso if that is 0. dueling: two streams, each with such
+    a layer, and Q = V + A - mean(A) (Wang et al. 2016, Eq. 9). noisy: both layers of each stream have parameter noise;
+    a torso that is noisy too (`torsos.body`) gets its share of the key.
     """
 
     output_kind = "one value"
 
     def __init__(
-        self, torso: nn.Module, features: int, num_actions: int, *, outputs: int = 1, dueling: bool = False,
-        noisy: bool = False, noisy_sigma: float = 0.5, squeeze: bool = True,
+        self, torso: nn.Module, features: int, num_actions: int, *, hidden: int = 0, activation: str = "relu",
+        outputs: int = 1, dueling: bool = False, noisy: bool = False, noisy_sigma: float = 0.5, squeeze: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_actions, self.outputs, self.dueling, self.noisy = num_actions, outputs, dueling, noisy
         self.squeeze = squeeze and outputs == 1  # a distribution keeps its axis even with one atom or quantile
         self.torso = torso
-
-        def linear(size: int) -> nn.Module:
-            return NoisyLinear(features, size, noisy_sigma) if noisy else nn.Linear(features, size)
-
-        self.advantage = linear(num_actions * outputs)
-        self.value = linear(outputs) if dueling else None
+        sigma = noisy_sigma if noisy else 0.0
+        self.advantage = stream(features, hidden, num_actions * outputs, activation, sigma)
+        self.value = stream(features, hidden, outputs, activation, sigma) if dueling else None
 
     def forward(self, obs: Tensor, key: Tensor | None = None) -> Tensor:
-        return self.head(self.torso(obs), key)
+        return self.head(self.encode(obs, key), key)
+
+    def encode(self, obs: Any, key: Tensor | None = None) -> Tensor:
+        """Features [..., D] of observations."""
+        return call(self.torso, obs, key, _TORSO)
 
     def head(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Values from features [..., D]."""
-        key_a, key_v = (None, None) if key is None else (rng.fold(key, 0), rng.fold(key, 1))
-        q: Tensor = self.advantage(x, key_a) if self.noisy else self.advantage(x)
+        q = call(self.advantage, x, key, 0)
         q = q.view(*q.shape[:-1], self.num_actions, self.outputs)  # [B, A, Z]
         if self.value is not None:
-            value = self.value(x, key_v) if self.noisy else self.value(x)
-            q = q - q.mean(-2, keepdim=True) + value.unsqueeze(-2)
+            q = q - q.mean(-2, keepdim=True) + call(self.value, x, key, 1).unsqueeze(-2)
         return q.squeeze(-1) if self.squeeze else q
 
 
@@ -95,47 +104,25 @@ class QRQNetwork(QNetwork):
         self.num_quantiles = num_quantiles
 
 
-class ImplicitQuantileNetwork(nn.Module):
-    """Quantiles of the return at any fractions tau, Z(x, a; tau) = w_a . (psi(x) * phi(tau)) (IQN, Eq. 4 and above it).
+class ImplicitQuantileNetwork(QNetwork):
+    """Quantiles of the return at any fractions tau, Z(x, a; tau) = f(psi(x) * phi(tau))_a (IQN, Eq. 4 and above it).
 
-    The head is one linear layer, so the product is computed as (psi * w_a) . phi: two small factors and one matrix
-    product, instead of features for every pair of state and fraction. Dueling and noise apply to the weights w_a.
-    If the fractions differ between rows, each would need its own embedding. With `num_knots` > 0, the quantile function
-    is instead evaluated at the ends of that many equal intervals of [0, 1], shared by all rows, and linear in between.
+    psi is the torso, phi the embedding of a fraction, f the hidden layer and the output of `QNetwork`: the product is
+    taken on the features before the last hidden layer.
     """
 
     output_kind = "quantiles at given fractions"
 
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 32, num_cosines: int = 64,
-        num_knots: int = 0, dueling: bool = False, noisy: bool = False, noisy_sigma: float = 0.5,
+        **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
         require_at_least(1, num_quantiles=num_quantiles, num_cosines=num_cosines)
-        require_at_least(0, num_knots=num_knots)
-        self.num_actions, self.features, self.dueling, self.noisy = num_actions, features, dueling, noisy
-        self.num_quantiles, self.num_cosines, self.num_knots = num_quantiles, num_cosines, num_knots
-        self.torso = torso
+        super().__init__(torso, features, num_actions, **options)
+        self.num_quantiles, self.num_cosines = num_quantiles, num_cosines
         self.embedding = nn.Linear(num_cosines, features)
-        outputs = num_actions + dueling  # the last row is the state's value
-        self.head = NoisyLinear(features, outputs, noisy_sigma) if noisy else nn.Linear(features, outputs)
 
-    def weights(self, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weights [A, D] and bias [A] of the head, including the key's noise and the combined dueling streams."""
-        head: Any = self.head
-        weight, bias = head.weight, head.bias
-        if self.noisy and key is not None:
-            noise = rng.normal(key, (self.features + weight.shape[0],))
-            noise = noise.sign() * noise.abs().sqrt()
-            noise_in, noise_out = noise[: self.features], noise[self.features :]
-            weight = weight + head.weight_sigma * (noise_out.unsqueeze(-1) * noise_in)
-            bias = bias + head.bias_sigma * noise_out
-        if self.dueling:
-            weight = weight[:-1] - weight[:-1].mean(0) + weight[-1]
-            bias = bias[:-1] - bias[:-1].mean(0) + bias[-1]
-        return weight, bias
-
-    def forward(
+    def forward(  # type: ignore[override]
         self, obs: Tensor | None, taus: Tensor | None = None, key: Tensor | None = None,
         actions: Tensor | None = None, *, features: Tensor | None = None, only_features: bool = False,
     ) -> Tensor:  # fmt: skip
@@ -143,23 +130,17 @@ class ImplicitQuantileNetwork(nn.Module):
 
         `only_features` returns psi(x) [B, D], which `features` accepts in a later call.
         """
-        x: Tensor = self.torso(obs) if features is None else features
+        x = self.encode(obs, key) if features is None else features
         if only_features:
             return x
         if taus is None:
             taus = quantile_midpoints(self.num_quantiles, x.device)
-        knots = self.num_knots if taus.ndim == 2 else 0
-        at = torch.arange(knots + 1, device=x.device) / knots if knots else taus
-        phi = torch.relu(self.embedding(cosine_embedding_features(at, self.num_cosines)))  # [(B,) N, D]
-        weight, bias = self.weights(key)
-        if actions is not None:  # select weight rows by a product, whose gradient needs no scatter
-            chosen = (actions.unsqueeze(-1) == torch.arange(self.num_actions, device=x.device)).to(x.dtype)  # [B, A]
-            weight, bias = (chosen @ weight).unsqueeze(1), (chosen * bias).sum(-1, keepdim=True)
-        z = (x.unsqueeze(1) * weight) @ phi.transpose(-1, -2) + bias.unsqueeze(-1)  # [B, A or 1, N]
-        if knots:  # interpolate as a sum over all knots: unlike scatters, sums have deterministic gradients
-            share = (1.0 - (taus.unsqueeze(-1) - at).abs() * knots).clamp(min=0.0)  # [B, N, knots + 1]
-            z = (z.unsqueeze(-2) * share.unsqueeze(1)).sum(-1)
-        return z if actions is None else z.squeeze(1)
+        phi = torch.relu(self.embedding(cosine_embedding_features(taus, self.num_cosines)))  # [(B,) N, D]
+        z = self.head(x.unsqueeze(-2) * phi, key)  # [B, N, A]
+        if actions is None:
+            return z.transpose(-1, -2)
+        chosen = actions.unsqueeze(-1) == torch.arange(self.num_actions, device=x.device)  # [B, A]
+        return (z * chosen.unsqueeze(-2)).sum(-1)  # the gradient of a sum needs no scatter
 
 
 class Fractions(NamedTuple):
@@ -197,35 +178,36 @@ class FQFModel(nn.Module):
     output_kind = "quantiles at proposed fractions"
 
     def __init__(
-        self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 32, num_knots: int = 64,
-        **options: Any,
-    ) -> None:  # fmt: skip
+        self, torso: nn.Module, features: int, num_actions: int, *, num_quantiles: int = 32, **options: Any
+    ) -> None:
         super().__init__()
         self.num_actions, self.num_quantiles = num_actions, num_quantiles
-        options = {**options, "num_quantiles": num_quantiles, "num_knots": num_knots}
-        self.q = ImplicitQuantileNetwork(torso, features, num_actions, **options)
+        self.q = ImplicitQuantileNetwork(torso, features, num_actions, num_quantiles=num_quantiles, **options)
         self.fraction = FractionProposal(features, num_quantiles)
 
     def forward(self, obs: Tensor, key: Tensor | None = None) -> FQFOutput:
-        x = self.q(obs, only_features=True)
+        x = self.q.encode(obs, key)
         taus, tau_hats, _ = self.fraction(x.detach())
         return FQFOutput(self.q(None, tau_hats, key, features=x), taus, tau_hats)
 
 
 class EnsembleQNetwork(nn.Module):
-    """E Q-networks as batched products: [B, ...] -> [E, B, A]. For images, they share one encoder."""
+    """E Q-networks: [B, ...] -> [E, B, A]. Each has its own encoder of images, as in CleanRL; the other layers are
+    batched products. Plain images have no hidden layers after the encoder."""
 
     def __init__(self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
         super().__init__()
-        self.encoder, size = observation_encoder(spec)
-        layers: list[nn.Module] = []
-        for width in hidden_sizes:
+        encoders, sizes = zip(*(observation_encoder(spec) for _ in range(members)))
+        self.encoders = nn.ModuleList(() if isinstance(encoders[0], nn.Identity) else encoders)
+        size, layers = sizes[0], []
+        for width in () if isinstance(encoders[0], ConvolutionalNetwork) else hidden_sizes:
             layers += [EnsembleLinear(members, size, width), ACTIVATIONS[activation]()]
             size = width
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, size, spec.action.n))
 
-    def forward(self, obs: Tensor) -> Tensor:
-        q: Tensor = self.layers(self.encoder(obs))
+    def forward(self, obs: Any) -> Tensor:
+        x = torch.stack([encoder(obs) for encoder in self.encoders]) if len(self.encoders) else obs
+        q: Tensor = self.layers(x)
         return q
 
 
@@ -253,11 +235,13 @@ class MLPTorsoMixin:
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, activation: str = "relu",
-        **options: Any,
+        noisy: bool = False, noisy_sigma: float = 0.5, **options: Any,
     ) -> None:  # fmt: skip
-        features = hidden_sizes[-1] if hidden_sizes else obs_dim
-        super().__init__(mlp(obs_dim, hidden_sizes, activation), features, num_actions, **options)  # type: ignore[call-arg]
-        self.spec = discrete_spec(obs_dim, num_actions)
+        spec = discrete_spec(obs_dim, num_actions)
+        network, features, *last = body(spec, hidden_sizes, activation, sigma=noisy_sigma if noisy else 0.0)
+        options |= {"hidden": last[0], "activation": last[1], "noisy": noisy, "noisy_sigma": noisy_sigma}
+        super().__init__(network, features, num_actions, **options)  # type: ignore[call-arg]
+        self.spec = spec
 
 
 class MLPQNetwork(MLPTorsoMixin, QNetwork):

@@ -1,7 +1,8 @@
 """Soft actor-critic for discrete actions (Christodoulou 2019): expectations over actions are taken exactly.
 
 Deviations: target entropy 0.89 log A instead of 0.98 and Adam's epsilon 1e-4, as in CleanRL, whose published scores
-this follows; the actor uses the critics just updated.
+this follows; the actor uses the critics just updated. On images the actor and each critic have their own encoder, as in
+CleanRL.
 """
 
 from __future__ import annotations

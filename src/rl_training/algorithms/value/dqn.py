@@ -6,8 +6,9 @@ C51, QR-DQN, IQN and FQF are this class with another value head: they override `
 `backup`.
 
 Deviations: Huber loss on unclipped rewards, and Adam instead of RMSprop, as in every current implementation. With noisy
-networks epsilon is 0, and one noise sample is used for a whole batch, as in the paper's DQN variant. With n-step
-returns the bonuses of a target rule apply to the first step only.
+networks epsilon is 0, and one noise sample is used for a whole batch, as in the paper's DQN variant. The gradients of
+the two dueling streams are added without the factor 1/sqrt(2) of Wang et al., as in Rainbow. With n-step returns the
+bonuses of a target rule apply to the first step only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rl_training.algorithms.hyper import Hyper, NetworkHyper, OffPolicyHyper, Po
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
-from rl_training.models.torsos import Cnn, torso
+from rl_training.models.layers import NoisyLinear
+from rl_training.models.torsos import Cnn, body
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
 from rl_training.ops.grad import value_and_grad
@@ -54,9 +56,9 @@ class DQNFields(NetworkHyper):
     double: bool = False
     """Choose the next action with the online network, value it with the target network."""
     dueling: bool = False
-    """Separate streams for state value and advantages."""
+    """Separate streams for state value and advantages, each with its own last hidden layer."""
     noisy: bool = False
-    """Explore by learned noise on the weights instead of epsilon."""
+    """Explore by learned noise on the weights of every fully connected layer instead of epsilon."""
     noisy_sigma: float = Field(0.5, gt=0.0)
     """Initial scale of that noise."""
     target_rule: TargetRule = "max"
@@ -108,9 +110,12 @@ class DQN(Algorithm[D]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
+        torso, features, hidden, activation = body(
+            spec, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, hp.noisy_sigma if hp.noisy else 0.0
+        )
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
-        return self.named_networks(self.network_class(body, features, spec.action.n, **options))
+        options |= {"hidden": hidden, "activation": activation}
+        return self.named_networks(self.network_class(torso, features, spec.action.n, **options))
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         ours: Any = self.network_class
@@ -122,7 +127,7 @@ class DQN(Algorithm[D]):
     def spec_of(self, network: nn.Module) -> EnvSpec:
         if hasattr(network, "spec"):
             return super().spec_of(network)
-        first = next(m for m in network.modules() if isinstance(m, nn.Linear))
+        first: Any = next(m for m in network.modules() if isinstance(m, nn.Linear | NoisyLinear))
         actions = ActionSpec("discrete", (int(network.num_actions),))  # type: ignore[arg-type]
         return EnvSpec("custom", ArraySpec((first.in_features,)), actions)
 

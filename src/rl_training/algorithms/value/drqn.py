@@ -88,7 +88,8 @@ class DRQN(DQN[DRQNHyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width)
+        sigma = hp.noisy_sigma if hp.noisy else 0.0
+        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width, sigma=sigma)
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma")}
         network = RecurrentQNetwork(body, features, spec.action.n, cell=hp.cell, units=hp.cell_size, **options)
         return self.named_networks(network)
@@ -126,7 +127,7 @@ class DRQN(DQN[DRQNHyper]):
         carry, first, steps = obs.state, obs.is_first, obs.obs
         if burn_in:
             before, steps = (tree_map(lambda x: x[:burn_in], steps), tree_map(lambda x: x[burn_in:], steps))
-            carry = net(flat, before, carry, first[:burn_in], only_carry=True)[1][-1].detach()
+            carry = net(flat, before, carry, first[:burn_in], self.noise(key), only_carry=True)[1][-1].detach()
         q, carries = net(flat, steps, carry, first[burn_in:], self.noise(key))
         if obs.bootstrap is not None:
             next_obs = tree_map(lambda x: x.flatten(0, 1), obs.next_obs)

@@ -2,11 +2,9 @@
 1-Wasserstein error of the quantile approximation.
 
 The proposal reads the value network's features without sending gradients back into them, and has an optimiser of its
-own (RMSprop). Deviations: the quantile function is linear between `num_knots` knots, because embedding the fractions of
-every state separately costs several times the rest of the update (`num_knots: 0` does so); the quantiles of a target
-are weighted by the widths of their fractions, as they are in Q, instead of equally, because with uneven fractions an
-equal mean belongs to another distribution, and every update would move the values further away; defaults for small
-tasks (Adam at 1e-3 instead of 5e-5; a faster proposal).
+own (RMSprop). Deviations: the quantiles of a target are weighted by the widths of their fractions, as they are in Q,
+instead of equally, because with uneven fractions an equal mean belongs to another distribution, and every update would
+move the values further away; defaults for small tasks (Adam at 1e-3 instead of 5e-5; a faster proposal).
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ class FQFHyper(QRDQNHyper):
     """Fractions that are proposed for a state (N)."""
     num_cosines: int = Field(64, ge=1)
     """Cosines that a fraction is embedded by."""
-    num_knots: int = Field(64, ge=0)
-    """Equal steps of [0, 1] between which the quantile function is linear; 0 embeds every fraction separately."""
     fraction_learning_rate: Positive = constant(1e-6)
     """Step size of the proposal network (RMSprop); the paper's value for Atari is 2.5e-9."""
     fraction_ent_coef: float = Field(1e-3, ge=0.0)
@@ -46,7 +42,7 @@ class FQF(DQN[FQFHyper]):
     Hyper = FQFHyper
     name = "fqf"
     network_class = FQFModel
-    sizes = ("num_quantiles", "num_cosines", "num_knots")
+    sizes = ("num_quantiles", "num_cosines")
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         super().named_networks(network)
@@ -59,16 +55,17 @@ class FQF(DQN[FQFHyper]):
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         return {"q": self.adam.init(params["q"]), "fraction": self.rmsprop.init(params["fraction"])}
 
-    def propose(self, params: Params, obs: Obs) -> tuple[Tensor, Fractions]:
+    def propose(self, params: Params, obs: Obs, noise: Tensor | None) -> tuple[Tensor, Fractions]:
         """Features psi(x) [B, D] and the fractions proposed for them."""
-        features = self.nets["q"](params["q"], obs, only_features=True)
+        features = self.nets["q"](params["q"], obs, None, noise, only_features=True)
         return features, self.nets["fraction"](params["fraction"], features.detach())
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Quantiles at tau_hat and the widths of their fractions [B, A, 2 N], and the sum of their products, which is Q
         (Eq. 4 and the line below)."""
-        features, (taus, tau_hats, _) = self.propose(params, obs)
-        quantiles = self.nets["q"](params["q"], None, tau_hats, self.noise(key), features=features)
+        noise = self.noise(key)
+        features, (taus, tau_hats, _) = self.propose(params, obs, noise)
+        quantiles = self.nets["q"](params["q"], None, tau_hats, noise, features=features)
         widths = _widths(taus).unsqueeze(1).expand_as(quantiles)
         return torch.cat([quantiles, widths], -1), (quantiles * widths).sum(-1)
 
@@ -78,8 +75,8 @@ class FQF(DQN[FQFHyper]):
         return torch.cat([super().backup(quantiles, policy, rewards, discounts), under(widths, policy)], -1)
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
-        features, (taus, tau_hats, _) = self.propose(params, batch["obs"])
         noise = self.noise(key)
+        features, (taus, tau_hats, _) = self.propose(params, batch["obs"], noise)
         quantiles = self.nets["q"](params["q"], None, tau_hats, noise, batch["actions"], features=features)  # [B, N]
         q = (quantiles * _widths(taus)).sum(-1)
         targets, shares = target.chunk(2, -1)

@@ -1,8 +1,8 @@
 """IQN (Dabney et al. 2018b): the quantile function of the return as a network of the state and a fraction tau.
 
 Deviations, all for lower variance at lower cost: fractions are stratified, tau_i uniform in [i / N, (i + 1) / N), and
-one draw is used for the whole batch (prediction and target have independent draws), so the embedding is computed for N
-fractions instead of B x N; actions are chosen by the mean over K midpoints instead of K random fractions, so that the
+one draw is used for the whole batch (prediction and target have independent draws), so N fractions are embedded instead
+of B x N; actions are chosen by the mean over K midpoints instead of K random fractions, so that the
 policy is deterministic. Defaults for small tasks: Adam at 1e-3, N = N' = 32 (paper: 5e-5, 64).
 """
 
@@ -20,7 +20,7 @@ from rl_training.models.value import ImplicitQuantileNetwork
 from rl_training.ops import rng
 from rl_training.ops.quantiles import quantile_huber, quantile_midpoints
 
-_TAUS = 2  # random stream of the fractions; 0 and 1 are those of noisy layers
+_TAUS = 2  # random stream of the fractions; 0, 1 and 3 are those of noisy layers
 
 
 class IQNHyper(QRDQNHyper):
