@@ -402,8 +402,8 @@ class FQF(ManagedAlgorithm):
         noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
         rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
         cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_quantiles: int = ..., kappa: float = ...,
-        num_cosines: int = ..., fraction_learning_rate: _Schedule = ...,
-        fraction_ent_coef: float = ..., **settings: Unpack[_OffPolicyHyper],
+        num_cosines: int = ..., fraction_learning_rate: _Schedule = ..., fraction_ent_coef: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class GAIL(ManagedAlgorithm):
