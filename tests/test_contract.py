@@ -272,7 +272,7 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
     if "dataset" in base.get("algo_kwargs", {}):  # a level, or an expert, would train its agent first
         named = base["algo_kwargs"]["dataset"]
-        kwargs["dataset"] = {"size": 100} | (
+        kwargs["dataset"] = {"size": 200} | (  # two episodes: some presets scale rewards by the range of returns
             {"level": "random"} if "level" in named else {"kind": "random", "path": None, "train": None}
         )
     if "expert" in base.get("algo_kwargs", {}):
