@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rl_training import registry
+from rl_training.errors import UserError
 from rl_training.models import MLPC51QNetwork, MLPIQNNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.models.layers import NoisyLinear
 from rl_training.models.policy import ActorCritic
@@ -258,3 +259,16 @@ def test_mujoco_networks(name: str, critics: int, actor_outputs: int) -> None:
     actor, critic = (network(name, CHEETAH, part, **sizes) for part in ("actor", "critic"))
     assert count(actor) == (17 * 256 + 256) + (256 * 256 + 256) + (256 * actor_outputs + actor_outputs)
     assert count(critic) == critics * (((17 + A) * 256 + 256) + (256 * 256 + 256) + (256 + 1))
+
+
+@pytest.mark.parametrize("name", ["iqn", "fqf"])
+def test_checkpoints_of_the_network_without_a_hidden_layer_are_told_apart(name: str) -> None:
+    """That network may have as many parameters as this one, so their number alone does not show the difference."""
+    spec = EnvSpec("CartPole", ArraySpec((4,)), ActionSpec("discrete", (2,)))
+    algorithm = registry.entry(name).load()(spec, hidden_sizes=[64, 64])
+    tensors = algorithm.state_dict()
+    marks = [key for key in tensors if key.endswith("hidden_after_product")]
+    assert len(marks) == 1
+    del tensors[marks[0]]
+    with pytest.raises(UserError, match="hidden_after_product"):
+        algorithm.load_state_dict(tensors)

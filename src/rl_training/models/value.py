@@ -33,8 +33,9 @@ _TORSO = 3  # the torso's fold of the key; the streams have 0 and 1, the fractio
 
 def stream(features: int, hidden: int, outputs: int, activation: str = "relu", sigma: float = 0.0) -> nn.Module:
     """A hidden layer, unless its width is 0, and an output layer; both noisy if `sigma` > 0."""
-    last = dense(hidden or features, outputs, sigma)
-    return Chain(dense(features, hidden, sigma), ACTIVATIONS[activation](), last) if hidden else last
+    if not hidden:
+        return dense(features, outputs, sigma)
+    return Chain(dense(features, hidden, sigma), ACTIVATIONS[activation](), dense(hidden, outputs, sigma))
 
 
 class QNetwork(nn.Module):

@@ -9,6 +9,8 @@ move the values further away; defaults for small tasks (Adam at 1e-3 instead of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -51,6 +53,10 @@ class FQF(DQN[FQFHyper]):
     def setup(self) -> None:
         super().setup()
         self.rmsprop = Optimizer("rmsprop", eps=1e-5, beta2=0.95)
+
+    def init_extra(self) -> dict[str, Any]:
+        """The same mark in checkpoints as that of IQN."""
+        return {"hidden_after_product": torch.ones(())}
 
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         return {"q": self.adam.init(params["q"]), "fraction": self.rmsprop.init(params["fraction"])}

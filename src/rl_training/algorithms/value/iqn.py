@@ -8,6 +8,8 @@ policy is deterministic. Defaults for small tasks: Adam at 1e-3, N = N' = 32 (pa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -40,6 +42,10 @@ class IQN(DQN[IQNHyper]):
     network_class = ImplicitQuantileNetwork
     sizes = ("num_quantiles", "num_cosines")
     draws = True
+
+    def init_extra(self) -> dict[str, Any]:
+        """A mark in checkpoints: parameters of the network without a layer after the product may have the same size."""
+        return {"hidden_after_product": torch.ones(())}
 
     def fractions(self, key: Tensor, n: int) -> Tensor:
         """One uniform draw from each of n equal strata of [0, 1): [n]."""
