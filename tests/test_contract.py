@@ -170,6 +170,7 @@ def _objective(metrics: dict[str, torch.Tensor]) -> float:
 
 # Targets that stand still; and where the policy's loss has no lower bound, no norm that it shares with the critic's.
 FIXED: dict[str, dict[str, Any]] = {
+    "fqf": {"hidden_sizes": [64, 64]},  # with one layer, the fractions would multiply the observation itself
     "sac": {"tau": 1e-6},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "trpo": {"learning_rate": 2e-2},
