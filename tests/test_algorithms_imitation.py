@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers import ACTION_SPECS, BATCH, OBS_DIM, batch_for, config_for, make_algorithm, random_actions, spec_for
 
-from rl_training.algorithms.expert import Expert
-from rl_training.algorithms.imitation.adversarial import ExpertSource
+from rl_training.algorithms.acting import Expert
+from rl_training.algorithms.imitation.gail import ExpertSource
 from rl_training.data import TransitionDataset
 from rl_training.data.dataset_files import write_dataset
 from rl_training.errors import UserError

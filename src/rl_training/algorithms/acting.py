@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import hashlib
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.state import Obs, TrainState, Tree
 from rl_training.errors import UserError
-from rl_training.ops.tree import tree_leaves, tree_map, where_rows
+from rl_training.ops.tree import tree_items, tree_leaves, tree_map, where_rows
 
 
 class Policy(Protocol):
@@ -28,6 +29,20 @@ class Policy(Protocol):
     def select_action(
         self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
     ) -> tuple[Tree, Tensor, dict[str, Tensor]]: ...
+
+
+class Expert(NamedTuple):
+    """A trained policy that another algorithm learns from; its state does not change."""
+
+    policy: Policy
+    state: TrainState
+
+    def content_hash(self) -> str:
+        """SHA-256 over the algorithm's name and all tensors that the policy acts with."""
+        digest = hashlib.sha256(self.policy.name.encode())
+        for name, x in tree_items({"params": self.state.params, "extra": self.state.extra}):
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)};".encode() + x.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def start_carry(policy: Policy, rows: int) -> Tree:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.expert import Expert
+from rl_training.algorithms.acting import Expert
 from rl_training.algorithms.hyper import H, Hyper, NetworkHyper, OffPolicyHyper, parse_hyper
 from rl_training.algorithms.phases import ReplayPhase, RolloutPhase
 from rl_training.algorithms.shell import Shell, UpdateResult
@@ -221,7 +221,7 @@ class Algorithm(Generic[H]):
         return self.shell.state
 
     def update(self, batch: Batch, *, global_step: int = 0) -> UpdateResult:
-        """One gradient step on a batch of arrays or tensors; returns plain numbers. No setting needs `global_step`."""
+        """One gradient step on a batch of arrays or tensors. Nothing depends on `global_step`."""
         return self.shell.update(batch)
 
     @property

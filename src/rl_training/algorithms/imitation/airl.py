@@ -2,7 +2,7 @@
 
 D = exp f / (exp f + pi), so its logit is f(s, a, s') - log pi(a|s) with f = g(s, a) + gamma h(s') - h(s). When the
 policy is as good as the expert, g is a reward that explains the expert. The reward of the policy, log D - log(1 - D),
-is that logit (section 4); it can be negative. Deviations: those of adversarial.py. In the absorbing state there is
+is that logit (section 4); it can be negative. Deviations: those of GAIL. In the absorbing state there is
 nothing to choose (log pi = 0), and the potential of a terminal state is that of the absorbing one; without absorbing
 states it is 0.
 """
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import TrainState
-from rl_training.algorithms.imitation.adversarial import Adversarial, AdversarialHyper
+from rl_training.algorithms.imitation.gail import Adversarial, AdversarialHyper
 from rl_training.data.storage import Batch
 from rl_training.models.imitation import MLPAIRLReward, action_code_size
 from rl_training.spec import EnvSpec

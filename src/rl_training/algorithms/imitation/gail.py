@@ -1,19 +1,284 @@
 """Generative adversarial imitation learning, GAIL (Ho & Ermon 2016): a discriminator learns to tell the expert's
-(state, action) pairs from the policy's, and PPO is rewarded for pairs that look like the expert's.
+(state, action) pairs from the policy's, and PPO is rewarded for pairs that look like the expert's. `Adversarial` is
+what GAIL and AIRL share.
 
-The reward softplus(logit) = -log(1 - D) is never negative. Deviations: those of adversarial.py.
+An adversarial algorithm owns a PPO. `prepare` replaces the rewards of a rollout by learned ones; then PPO prepares the
+rollout and learns from it as usual. After the policy, the discriminator learns from minibatches that are half rollout,
+half expert.
+
+GAIL's reward softplus(logit) = -log(1 - D) is never negative, so surviving pays whatever the expert does (Kostrikov et
+al. 2019, section 4.1). So, unless `absorbing_states` is off, an episode does not end at a terminal state: it goes on in
+an absorbing state, which the discriminator sees as well (section 4.2). Both sides contain it in proportion to the time
+that discounted episodes spend there, gamma / (1 - gamma) steps for each termination. In a task that never ends, a
+constant added to all rewards changes no advantage, so rewards are taken relative to the absorbing state's: its return
+is then 0, and a terminal step needs no special treatment. An expert that falls is imitated in falling.
+
+Deviations: PPO instead of TRPO; the policy learns before the discriminator; the discriminator's inputs are normalised
+by the running moments of the rollouts; absorbing states enter its loss by their expected share, not as rows.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import TrainState
-from rl_training.algorithms.imitation.adversarial import Adversarial, AdversarialHyper
-from rl_training.data.storage import Batch
-from rl_training.models.imitation import MLPGAILDiscriminator, action_code_size
+from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import Positive, Widths, constant
+from rl_training.algorithms.phases import ONCE, RolloutPhase
+from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
+from rl_training.data.dataset import DatasetSource, TransitionDataset
+from rl_training.data.recipes import DatasetRecipe, Kind
+from rl_training.data.storage import Batch, Data
+from rl_training.errors import UserError
+from rl_training.models.imitation import MLPGAILDiscriminator, action_code, action_code_size
+from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import weighted_mean
+from rl_training.ops.running_stats import init_moments, normalise, update_moments
+from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
+
+
+class AdversarialHyper(PPOHyper):
+    dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
+    """Where the expert's transitions come from: a recipe (docs/offline.md)."""
+    expert_dataset_kind: Kind | None = None
+    """Short for dataset.kind; overrides the recipe."""
+    expert_dataset_path: str | None = None
+    """Short for dataset.path."""
+    discriminator_hidden_sizes: Widths = (64, 64)
+    """Widths of the discriminator's hidden layers."""
+    discriminator_learning_rate: Positive = constant(3e-4)
+    """Step size of the discriminator's optimiser; a number or a schedule."""
+    discriminator_batch_size: int = Field(256, ge=1)
+    """Transitions of the policy, and as many of the expert, in one update of the discriminator; must divide n_steps x
+    num_envs."""
+    n_discriminator_epochs: int = Field(1, ge=1)
+    """Passes of the discriminator over each rollout."""
+    absorbing_states: bool = True
+    """Episodes that terminate go on in an absorbing state. Without it the reward pays for surviving."""
+    bc_steps: int = Field(0, ge=0)
+    """Warm start: updates of behavioural cloning on the expert's data after the first rollout."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        kind, path = values.get("expert_dataset_kind"), values.get("expert_dataset_path")
+        if kind is None and path is None:
+            return values
+        recipe = values.get("dataset") or {}
+        recipe = recipe.model_dump() if isinstance(recipe, DatasetRecipe) else recipe
+        if not isinstance(recipe, dict):
+            return values  # the validation of the field reports it
+        if kind is not None and kind != recipe.get("kind", "random"):
+            recipe = {**recipe, "kind": kind, "path": None, "train": None, "level": None}
+        return {**values, "dataset": {**recipe, "path": path, "train": None} if path is not None else recipe}
+
+    @model_validator(mode="after")
+    def _discounted(self) -> AdversarialHyper:
+        if self.absorbing_states and self.gamma >= 1.0:
+            raise ValueError("gamma must be below 1: an absorbing state is never left, so its return would be infinite")
+        return self
+
+    def updates_per_rollout(self, num_envs: int) -> int:
+        rows = self.n_steps * num_envs
+        return super().updates_per_rollout(num_envs) + self.n_discriminator_epochs * (
+            rows // self.discriminator_batch_size
+        )
+
+    def check_rollout(self, num_envs: int) -> None:
+        super().check_rollout(num_envs)
+        if self.n_steps * num_envs % self.discriminator_batch_size:
+            raise UserError(
+                f"discriminator_batch_size = {self.discriminator_batch_size} must divide n_steps x num_envs ="
+                f" {self.n_steps} x {num_envs}"
+            )
+
+
+class ExpertSource(DatasetSource):
+    """The expert's transitions, with the columns that `prepare` adds to those of the policy."""
+
+    def __init__(self, dataset: TransitionDataset, gamma: float) -> None:
+        super().__init__(dataset, gamma)
+        self.endings = float(dataset.terminated.mean())
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Data:
+        batch = super().sample(data, key, batch_size, progress)
+        ones = batch["weights"]
+        return {
+            "states": batch["obs"], "next_states": batch["next_obs"], "actions": batch["actions"],
+            "terminated": data["terminated"][batch["indices"]], "labels": ones, "weights": ones,
+            "endings": self.endings * ones,
+        }  # fmt: skip
+
+
+G = TypeVar("G", bound=AdversarialHyper)
+
+
+class Adversarial(Algorithm[G]):
+    """Subclasses define `discriminator`, `logits` and `reward`."""
+
+    actions: ClassVar[Any] = PPO.actions
+    vector_observations = True
+
+    # --- what GAIL and AIRL define -----------------------------------------------------------------------------------
+
+    def discriminator(self, spec: EnvSpec) -> nn.Module:
+        raise NotImplementedError
+
+    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
+        """log D / (1 - D) of each row [B], and of the absorbing state []."""
+        raise NotImplementedError
+
+    def reward(self, logits: Tensor) -> Tensor:
+        """The learned reward for the discriminator's logits."""
+        raise NotImplementedError
+
+    # --- networks and state ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ppo(self) -> PPO:
+        return self.make_part(PPO)
+
+    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
+        return {**self.ppo.networks(spec), "discriminator": self.discriminator(spec)}
+
+    def setup(self) -> None:
+        self.ppo.nets = self.nets  # also where networks were handed in
+        self.adam = self.optimizer(eps=1e-8, max_grad_norm=None)
+        # Discounted steps that a terminated episode spends in the absorbing state.
+        self.absorbing_steps = self.hp.gamma / (1.0 - self.hp.gamma) if self.hp.absorbing_states else 0.0
+
+    def init_extra(self) -> dict[str, Any]:
+        return {**self.ppo.init_extra(), "inputs": init_moments((self.spec.obs_dim,))}
+
+    # --- the policy ------------------------------------------------------------------------------------------------
+
+    def policy_state(self, state: TrainState) -> TrainState:
+        """The part of the state that belongs to PPO."""
+        return state._replace(params={"policy": state.params["policy"]}, opt={"policy": state.opt["policy"]})
+
+    def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        new, aux = self.ppo.train_step(self.policy_state(state), batch, key)
+        return new._replace(params={**state.params, **new.params}, opt={**state.opt, **new.opt}), aux
+
+    def select_action(
+        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
+    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+        return self.ppo.select_action(self.policy_state(state), carry, obs, key, explore=explore)
+
+    def value(self, state: TrainState, obs: Obs) -> Tensor:
+        """The value under the learned reward."""
+        return self.ppo.value(self.policy_state(state), obs)
+
+    def clone_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        """Behavioural cloning, as in `bc`: regression of the policy on the expert's actions."""
+        obs, mask = self.ppo.reader.read(state.extra, batch["states"])
+
+        def loss(params: Tensor) -> tuple[Tensor, None]:
+            out = self.ppo.policy_out({"policy": params}, obs)
+            if self.spec.action.kind == "box":
+                error = (self.ppo.dist.mode(out) - batch["actions"]).square().mean(-1)
+            else:
+                error = -self.ppo.dist.log_prob(out, batch["actions"], mask)
+            return weighted_mean(error, batch["weights"]), None
+
+        state, value, _ = self.ppo.descend(state, "policy", loss)
+        return state, Aux({"clone_loss": value})
+
+    # --- the discriminator -------------------------------------------------------------------------------------------
+
+    def seen(self, state: TrainState, obs: Tensor) -> Tensor:
+        return normalise(state.extra["inputs"], obs)
+
+    def code(self, actions: Tensor) -> Tensor:
+        return action_code(self.spec.action, actions)
+
+    def with_absorbing(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows with one more for the absorbing state, and the flag that marks it."""
+        flag = torch.cat([obs.new_zeros(obs.shape[0]), obs.new_ones(1)])
+        return F.pad(obs, (0, 0, 0, 1)), F.pad(actions, (0, 0, 0, 1)), flag
+
+    def fit(self, state: TrainState, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """(parameters, optimiser state, metrics) after one step of the discriminator on labelled rows."""
+        labels, weights = batch["labels"], batch["weights"]
+        mass = self.absorbing_steps * batch["endings"]  # absorbing steps for each real one, on the row's side
+
+        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            logits, absorbing = self.logits(params, state, batch)
+            error = F.softplus(logits) - labels * logits  # cross-entropy: -y log D - (1 - y) log(1 - D)
+            error = (error + mass * (F.softplus(absorbing) - labels * absorbing)) / (1.0 + mass)
+            correct = ((logits > 0) == (labels > 0.5)).to(torch.float32)
+            metrics = {
+                "discriminator_loss": weighted_mean(error, weights),
+                "discriminator_accuracy": weighted_mean(correct, weights),
+                "absorbing_logit": absorbing,
+            }
+            return metrics["discriminator_loss"], metrics
+
+        old = state.params["discriminator"]
+        _, metrics, grads = value_and_grad(loss, old)
+        rate = self.hp.discriminator_learning_rate(state.progress)
+        params, opt = self.adam.update(grads, state.opt["discriminator"], old, rate)
+        return params, opt, metrics
+
+    def discriminator_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        params, opt, metrics = self.fit(state, batch)
+        params_of = {**state.params, "discriminator": params}
+        state = state._replace(params=params_of, opt={**state.opt, "discriminator": opt}, step=state.step + 1)
+        return state, Aux(metrics)
+
+    # --- what the runtime calls --------------------------------------------------------------------------------------
+
+    def rewards(self, state: TrainState, rows: Batch) -> Tensor:
+        """The learned reward of each row; with absorbing states, relative to theirs."""
+        logits, absorbing = self.logits(state.params["discriminator"], state, rows)
+        rewards = self.reward(logits)
+        return rewards - self.reward(absorbing) if self.hp.absorbing_states else rewards
+
+    def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
+        shape = rollout["rewards"].shape
+        names = {"states": "obs", "next_states": "next_obs", "actions": "actions", "terminated": "terminated"}
+        rows: Batch = {k: tree_map(lambda x: x.flatten(0, 1), rollout[name]) for k, name in names.items()}
+        rewards = self.rewards(state, rows).view(shape)
+        new, batch = self.ppo.prepare(self.policy_state(state), {**rollout, "rewards": rewards}, key)
+        weights = batch["weights"]
+        endings = weighted_mean(rows["terminated"].to(torch.float32), weights)
+        inputs = update_moments(state.extra["inputs"], rows["states"], weights)
+        labelled = {**rows, "labels": torch.zeros_like(weights), "endings": endings.expand_as(weights)}
+        return state._replace(extra={**new.extra, "inputs": inputs}), {**batch, **labelled}
+
+    def sources(self, num_envs: int) -> dict[str, Any]:
+        if self.dataset is None:
+            raise UserError(f"{self.name} imitates an expert; no dataset of its transitions was given")
+        return {"prior": ExpertSource(self.dataset, self.hp.gamma)}
+
+    def rollout_phases(self) -> tuple[RolloutPhase, ...]:
+        hp = self.hp
+        size = hp.discriminator_batch_size
+        learn = (
+            RolloutPhase("update", self.policy_step, times=hp.n_epochs, batch_size=hp.batch_size),
+            RolloutPhase("discriminator", self.discriminator_step, times=hp.n_discriminator_epochs, batch_size=size,
+                         prior_rows=size),
+        )  # fmt: skip
+        if not hp.bc_steps:
+            return learn
+        warm_start = RolloutPhase("clone", self.clone_step, "prior", every=ONCE, at_start=True, times=hp.bc_steps,
+                                  prior_rows=hp.batch_size)  # fmt: skip
+        return (*learn, warm_start)
+
+    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        """One step of the discriminator and one of the policy on the same batch: the algorithm used on its own."""
+        params, opt, fitted = self.fit(state, batch)
+        state, aux = self.policy_step(state, batch, key)
+        state = state._replace(
+            params={**state.params, "discriminator": params}, opt={**state.opt, "discriminator": opt}
+        )
+        return state, Aux({**aux.metrics, **fitted}, aux.priority)
 
 
 class GAIL(Adversarial[AdversarialHyper]):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.hyper import Hyper, OfflineHyper
-from rl_training.algorithms.model_based.model_policy import ModelPolicy, RolloutFields
+from rl_training.algorithms.model_based.mbpo import ModelPolicy, RolloutFields
 from rl_training.algorithms.phases import ONCE, ReplayPhase
 from rl_training.data.storage import Batch
 from rl_training.models.dynamics import Imagined

@@ -16,15 +16,17 @@ from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OnPolicyHyper, RolloutHyper
 from rl_training.algorithms.observations import ObservationReader
 from rl_training.algorithms.phases import RolloutPhase
-from rl_training.algorithms.policy_gradient.layouts import Joint, Params, Separate
 from rl_training.data.storage import Batch
+from rl_training.models.policy import Actor, ActorCritic, Critic
 from rl_training.ops import distributions
+from rl_training.ops.grad import value_and_grad
 from rl_training.ops.returns import gae, reverse_scan
 from rl_training.ops.running_stats import init_moments, update_moments
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
 R = TypeVar("R", bound=RolloutHyper)
+Params = dict[str, Tensor]
 
 
 class Rollout(NamedTuple):
@@ -42,17 +44,27 @@ class Rollout(NamedTuple):
 
 
 class PolicyGradient(Algorithm[R]):
-    """Subclasses define `train_step`."""
+    """Subclasses define `train_step`.
+
+    Actor and critic are one network, `policy`, so that one gradient step moves both. With `separate` they are two,
+    `actor` and `critic`, for algorithms that step them apart.
+    """
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     masks = True
-    layout: ClassVar[Joint | Separate] = Joint()
+    separate: ClassVar[bool] = False
+    actor_class: ClassVar[type[Actor]] = Actor  # of separate networks
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        return self.layout.networks(spec.unmasked, distributions.for_action(spec.action).size, self.hp)
+        hp, outputs = self.hp, distributions.for_action(spec.action).size
+        actor = self.actor_class if self.separate else ActorCritic
+        network = actor(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init)
+        if not self.separate:
+            return {"policy": network}
+        return {"actor": network, "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation)}
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return self.layout.named(network)
+        return super().named_networks(network) if self.separate else {"policy": network}
 
     def setup(self) -> None:
         self.optim = self.optimizer()
@@ -77,16 +89,29 @@ class PolicyGradient(Algorithm[R]):
 
     def policy_out(self, params: Params, obs: Obs) -> Tensor:
         """The input of the action distribution: [B, size]."""
-        out: Tensor = self.layout.policy_out(self.nets, params, obs)
+        net, part = ("actor", ()) if self.separate else ("policy", ("policy",))
+        out: Tensor = self.nets[net](params[net], obs, *part)
         return out
 
     def values(self, params: Params, obs: Obs) -> Tensor:
-        values: Tensor = self.layout.values(self.nets, params, obs)
+        net, part = ("critic", ()) if self.separate else ("policy", ("value",))
+        values: Tensor = self.nets[net](params[net], obs, *part)
         return values
 
     def outputs(self, params: Params, obs: Obs) -> tuple[Tensor, Tensor]:
         """Both of them."""
-        return self.layout.both(self.nets, params, obs)
+        if self.separate:
+            return self.policy_out(params, obs), self.values(params, obs)
+        out, values = self.nets["policy"](params["policy"], obs)
+        return out, values
+
+    def descend(self, state: TrainState, name: str, loss: Any) -> tuple[TrainState, Tensor, Any]:
+        """(the state after one optimiser step of a network, its loss, what the loss returned beside it)"""
+        old = state.params[name]
+        value, aux, grads = value_and_grad(loss, old)
+        params, opt = self.optim.update(grads, state.opt[name], old, self.hp.learning_rate(state.progress))
+        params_of, opt_of = {**state.params, name: params}, {**state.opt, name: opt}
+        return state._replace(params=params_of, opt=opt_of, step=state.step + 1), value, aux
 
     # --- rollouts --------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, constant
-from rl_training.algorithms.policy_gradient.base import PolicyGradient, Rollout
-from rl_training.algorithms.policy_gradient.layouts import Params
-from rl_training.algorithms.policy_gradient.whole_rollout import WholeRolloutHyper, rollout_optimizer, rollout_step
+from rl_training.algorithms.policy_gradient.a2c import WholeRolloutHyper, rollout_optimizer, rollout_step
+from rl_training.algorithms.policy_gradient.base import Params, PolicyGradient, Rollout
 from rl_training.data.storage import Batch
 from rl_training.ops.returns import vtrace
 from rl_training.ops.tree import tree_map

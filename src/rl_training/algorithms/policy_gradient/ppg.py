@@ -15,8 +15,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
 from rl_training.algorithms.phases import RolloutPhase, Window
-from rl_training.algorithms.policy_gradient.base import PolicyGradient
-from rl_training.algorithms.policy_gradient.layouts import Params, Separate
+from rl_training.algorithms.policy_gradient.base import Params, PolicyGradient
 from rl_training.algorithms.policy_gradient.ppo import clipped_objective
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -73,7 +72,8 @@ class PhasicActor(Actor):
 class PPG(PolicyGradient[PPGHyper]):
     Hyper = PPGHyper
     name = "ppg"
-    layout = Separate(PhasicActor)
+    separate = True
+    actor_class = PhasicActor
 
     def rollout_phases(self) -> tuple[RolloutPhase, ...]:
         hp = self.hp

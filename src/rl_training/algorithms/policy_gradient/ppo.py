@@ -21,7 +21,6 @@ from rl_training.algorithms.hyper import OnPolicyHyper, Positive, constant
 from rl_training.algorithms.policy_gradient.base import PolicyGradient
 from rl_training.data.storage import Batch
 from rl_training.ops.distributions import Distribution
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_normalise
 
 
@@ -81,10 +80,7 @@ def ppo_step(algorithm: PolicyGradient[P], state: TrainState, batch: Batch) -> t
         }
         return policy.loss + hp.vf_coef * value - ent_coef * policy.entropy, metrics  # Eq. 9
 
-    old = state.params["policy"]
-    total, metrics, grads = value_and_grad(loss, old)
-    params, opt = algorithm.optim.update(grads, state.opt["policy"], old, hp.learning_rate(state.progress))
-    state = state._replace(params={"policy": params}, opt={"policy": opt}, step=state.step + 1)
+    state, total, metrics = algorithm.descend(state, "policy", loss)
     return state, Aux({"loss": total, **metrics})
 
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.acting import start_carry
 from rl_training.algorithms.base import Aux, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Widths
-from rl_training.algorithms.policy_gradient.base import PolicyGradient
-from rl_training.algorithms.policy_gradient.layouts import Params
+from rl_training.algorithms.policy_gradient.base import Params, PolicyGradient
 from rl_training.algorithms.policy_gradient.ppo import PPOHyper, ppo_step
 from rl_training.algorithms.state import count_rows
 from rl_training.data.storage import Batch, Columns

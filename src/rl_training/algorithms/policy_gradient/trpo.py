@@ -19,8 +19,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
 from rl_training.algorithms.phases import RolloutPhase
-from rl_training.algorithms.policy_gradient.base import PolicyGradient
-from rl_training.algorithms.policy_gradient.layouts import Params, Separate
+from rl_training.algorithms.policy_gradient.base import Params, PolicyGradient
 from rl_training.data.storage import Batch
 from rl_training.ops.grad import hessian_product, value_and_grad
 from rl_training.ops.linesearch import backtracking, begin_solver, solver_step
@@ -59,7 +58,7 @@ class TRPOHyper(RolloutHyper):
 class TRPO(PolicyGradient[TRPOHyper]):
     Hyper = TRPOHyper
     name = "trpo"
-    layout = Separate()
+    separate = True
 
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         return {"critic": self.optim.init(params["critic"])}
@@ -158,9 +157,5 @@ class TRPO(PolicyGradient[TRPOHyper]):
             value = weighted_mean((values - batch["returns"]) ** 2, batch["weights"])
             return value, {"value_loss": value}
 
-        _, metrics, grads = value_and_grad(loss, state.params["critic"])
-        params, opt = self.optim.update(
-            grads, state.opt["critic"], state.params["critic"], self.hp.learning_rate(state.progress)
-        )
-        state = state._replace(params={**state.params, "critic": params}, opt={"critic": opt}, step=state.step + 1)
+        state, _, metrics = self.descend(state, "critic", loss)
         return state, Aux(metrics)

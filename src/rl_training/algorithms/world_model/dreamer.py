@@ -147,16 +147,7 @@ class Dreamer(Algorithm[DreamerHyper]):
     targets = ("critic",)
     recurrent = True
     compiled_as = "pieces"
-    batch_columns = (
-        "obs",
-        "actions",
-        "rewards",
-        "is_first",
-        "is_last",
-        "is_terminal",
-        "mask",
-        "state",
-    )  # see `DreamReplay`
+    batch_columns = ("obs", "actions", "rewards", "is_first", "is_last", "is_terminal", "mask", "state")
 
     # --- networks ---------------------------------------------------------------------------------------------------
 

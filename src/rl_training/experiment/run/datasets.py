@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.acting import reset_carry, start_carry
-from rl_training.algorithms.expert import Expert
+from rl_training.algorithms.acting import Expert, reset_carry, start_carry
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
 from rl_training.data.levels import level_recipe
