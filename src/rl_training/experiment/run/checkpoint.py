@@ -85,13 +85,11 @@ def checkpoint_step(path: Path) -> int:
 
 @contextmanager
 def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Iterator[None]:
-    """Content that is missing or has the wrong type becomes a CheckpointError. If another version wrote the checkpoint
-    (its `versions` say so), errors name that version."""
+    """Missing or ill-typed content is a CheckpointError; errors name the version that wrote the checkpoint, if another."""
     try:
         yield
     except UserError as error:
-        written = (versions or {}).get("rl_training", __version__)
-        if written == __version__:
+        if (written := (versions or {}).get("rl_training", __version__)) == __version__:
             raise
         raise UserError(f"{error}. {path} was written by rl_training {written}; this is {__version__}") from None
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -107,8 +105,7 @@ def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Ite
 def save_checkpoint(directory: Path, name: str, *, tensors: dict[str, NamedTensors], meta: dict[str, Any]) -> Path:
     """Write `<directory>/<name>` and return its path. A valid checkpoint of that name is never overwritten.
 
-    `tensors`: file stem -> named tensors; each group becomes one `<stem>.safetensors`. `meta`: JSON values, which may
-    be NaN or infinite.
+    `tensors`: file stem -> named tensors, one `<stem>.safetensors` each. `meta`: JSON values, also NaN and infinity.
     """
     target = directory / name
     step = checkpoint_step(target)
