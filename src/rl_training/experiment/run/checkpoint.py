@@ -85,7 +85,7 @@ def checkpoint_step(path: Path) -> int:
 
 @contextmanager
 def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Iterator[None]:
-    """Missing or ill-typed content is a CheckpointError; errors name the version that wrote the checkpoint, if another."""
+    """Missing or ill-typed content is a CheckpointError; errors name the version that wrote it, if it is another."""
     try:
         yield
     except UserError as error:
