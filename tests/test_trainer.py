@@ -327,3 +327,14 @@ def test_training_and_evaluation_get_their_own_environment_arguments(tmp_path: P
     result = trainer("dqn", tmp_path, env_id="rl_training/ConstantReward-v0", env_kwargs=kwargs).run()
     assert result.final_eval["mean_return"] == 7.0
     assert result.metrics["rollout/ep_rew_mean"] == 3.0
+
+
+def test_progress_of_rollouts_counts_transitions_and_not_reset_rows(tmp_path: Path) -> None:
+    """Gymnasium's vector environments return a reset row after each episode; schedules must not run ahead by them."""
+    fields = {"n_steps": 32, "batch_size": 64, "hidden_sizes": [8], "learning_rate": {"kind": "linear", "start": 1e-3}}
+    config = config_for("ppo", tmp_path, total_timesteps=2_000, num_envs=4, vectorization="vector", algo_kwargs=fields)
+    trainer = Trainer(config, progress=False)
+    trainer.run()
+    tree = trainer.loop.learner.tree
+    assert tree["env_steps"].tolist() == [trainer.loop.env_steps]
+    assert float(tree["train"].progress[0]) == pytest.approx(min(1.0, trainer.loop.env_steps / 2_000))

@@ -137,8 +137,9 @@ class Learner:
         if "valid" in self.store.columns:
             row["valid"] = valid > 0.5
         self.store.write(tree["data"], row, advance > 0.5)
-        # Rows on the device count all or none. Their sum would make one block of a GPU do all of this function.
-        taken = self.num_envs * advance[..., 0] if self.counts_alike else advance.sum(-1)
+        # A row that a rollout keeps although it is not a transition (a reset) is not a step. Rows on the device count
+        # all or none; their sum would make one block of a GPU do all of this function.
+        taken = self.num_envs * advance[..., 0] if self.counts_alike else (advance * valid).sum(-1)
         tree["env_steps"].add_(taken.to(torch.int64))
         train: TrainState = tree["train"]
         train.progress.copy_(torch.clamp(tree["env_steps"] / tree["horizon"], max=1.0))
