@@ -6,6 +6,7 @@ unknown loop fails here, loudly, until its line is written.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from rl_training.experiment.run.checkpoint import load_checkpoint
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.metrics import read_metrics
 from rl_training.ops import rng
+from rl_training.ops.linesearch import begin_solver, solver_step
 from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor, Mode
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
@@ -34,7 +36,7 @@ QUICK = ("ars", "dqn", "iql", "mbpo", "ppo", "rainbow_dqn", "recurrent_ppo", "sa
 NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
 BATCH = 23  # prime, and no layer width: a draw of this length is a draw per row
-WALL_TIME = ("time", "time/fps")  # what may differ between a resumed and an uninterrupted run
+WALL_TIME = ("time", "time/fps", "time/environment", "time/acting", "time/learning")  # differs after a resume
 
 ACTION_SPECS = {
     "discrete": ActionSpec("discrete", (ACTIONS,)),
@@ -67,7 +69,7 @@ SMALL_MODEL = {
 }  # fmt: skip
 SMALL_ROLLOUTS = {
     **{k: v for k, v in SMALL_MODEL.items() if k != "model_train_freq"}, "rollout_batch": 20, "rollout_length": 2,
-    "synthetic_buffer_size": 90, "rollout_freq": 15,
+    "model_retain_epochs": 0.03, "rollout_freq": 15,
 }  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
@@ -75,7 +77,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
              "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
     "mopo": SMALL_ROLLOUTS,
     "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
-    "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "synthetic_buffer_size": 90, "gradient_steps": 2},
+    "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "model_retain_epochs": 0.03, "gradient_steps": 2},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
@@ -132,6 +134,16 @@ def make_algorithm(name: str, kind: str | None = None, **fields: Any) -> Algorit
     return registry.entry(name).load()(spec_for(name, kind), num_envs=2, **{**small_fields(name), **fields})
 
 
+def modules_of(algorithm: Any, state: Any) -> dict[str, Any]:
+    """Ordinary modules with the state's weights, and the slow ones under `slow_`."""
+    out = {}
+    for prefix, source in (("", state.params), ("slow_", state.target)):
+        for name, flat in source.items():
+            out[prefix + name] = copy.deepcopy(algorithm.modules[name]).requires_grad_(not prefix)
+            algorithm.nets[name].write_to(out[prefix + name], flat)
+    return out
+
+
 def env_for(name: str) -> str:
     kinds = registry.entry(name).actions
     return ENVS[next(kind for kind in kinds if kind in ENVS)]
@@ -142,6 +154,7 @@ def config_for(name: str, output_dir: Path | str, **changes: Any) -> TrainConfig
     fields = {
         "log_interval": 40,
         "eval_episodes": 1,
+        "eval_interval": 0,
         "execution": "eager",
         "checkpoint_interval": 10_000,
         "device": "cpu",
@@ -307,3 +320,11 @@ def run_digest(checkpoint: Path) -> dict[str, str]:
     lines = [{k: v for k, v in row.items() if k not in WALL_TIME} for row in read_metrics(checkpoint.parent.parent)]
     out["metrics"] = hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
     return out
+
+
+def conjugate_gradient(matvec: Any, b: torch.Tensor, iterations: int = 10, tol: float = 1e-10) -> torch.Tensor:
+    """The solution of A x = b after so many of the solver's steps, A given by its products."""
+    solver = begin_solver(b)
+    for _ in range(iterations):
+        solver = solver_step(matvec, solver, tol)
+    return solver["solution"]

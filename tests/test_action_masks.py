@@ -4,7 +4,7 @@ actions are renormalised, and a mask that allows no action raises an error."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +14,7 @@ from helpers import config_for, make_algorithm
 from scipy.special import log_softmax
 
 from rl_training import registry
+from rl_training.algorithms.value.target_rules import TargetRule, backup, under
 from rl_training.envs import EnvError
 from rl_training.envs.sync import SyncVectorEnv
 from rl_training.envs.vectorize import make_vector_env
@@ -21,6 +22,7 @@ from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops import rng
+from rl_training.ops.action_masks import random_allowed
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
@@ -70,6 +72,9 @@ class Masked(gym.Env[Any, Any]):
 @pytest.mark.parametrize(("where", "nvec"), [("obs", (4,)), ("info", (4,)), ("info", (3, 2))])
 def test_forbidden_actions_are_never_taken(name: str, where: str, nvec: tuple[int, ...], tmp_path: Path) -> None:
     """The environment itself raises on forbidden actions, in training, evaluation and predict."""
+
+    if len(nvec) > 1 and "multi_discrete" not in registry.entry(name).actions:
+        pytest.skip(f"{name} takes one discrete action")
 
     def make() -> gym.Env[Any, Any]:
         return Masked(where, nvec)
@@ -150,7 +155,7 @@ def test_masks_are_restored_with_the_environments() -> None:
         np.testing.assert_array_equal(second.current_obs()[k], a)  # type: ignore[index]
 
 
-ON_POLICY = [name for name in MASKED if registry.entry(name).loop == "on_policy"]
+ON_POLICY = [name for name in MASKED if registry.entry(name).loop == "on_policy" and name != "pqn"]  # with a policy
 
 
 @pytest.mark.parametrize("name", [name for name in ON_POLICY if not registry.entry(name).load().recurrent])
@@ -194,3 +199,114 @@ def test_update_sees_the_renormalised_policy(name: str) -> None:
 def _small(name: str) -> dict[str, Any]:
     fields: dict[str, Any] = dict(make_algorithm(name).hp.model_dump(mode="json"))
     return fields
+
+
+# --- value-based algorithms ------------------------------------------------------------------------------------------
+
+
+def test_every_value_based_algorithm_obeys_masks() -> None:
+    assert {e.name for e in registry.entries().values() if e.family == "value-based"} <= set(MASKED)
+
+
+RULES = get_args(TargetRule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_target_of_masked_values_is_that_of_the_allowed_actions_alone(rule: TargetRule) -> None:
+    """Leaving the forbidden actions out of the tables gives the same targets, row by row."""
+    g = torch.Generator().manual_seed(1)
+    online, slow, obs_q = (torch.randn(20, 5, generator=g, dtype=torch.float64) for _ in range(3))
+    mask, obs_mask = (torch.rand(20, 5, generator=g) < 0.5 for _ in range(2))
+    mask[:, 2] = obs_mask[:, 1] = True
+    actions = torch.ones(20, dtype=torch.int64)
+    settings = {"epsilon": 0.3, "temperature": 0.2, "alpha": 0.9, "clip": -1.0}
+    online = online + 100.0 * (~mask)  # forbidden actions look best
+    made = backup(rule, online, slow, obs_q=obs_q, actions=actions, mask=mask, obs_mask=obs_mask, **settings)
+    value = under(slow, made.policy)
+    for i in range(20):
+        allowed, then = mask[i], obs_mask[i]
+        few = backup(
+            rule, online[i : i + 1, allowed], slow[i : i + 1, allowed], obs_q=obs_q[i : i + 1, then],
+            actions=then[:1].sum().reshape(1), **settings,
+        )  # fmt: skip
+        torch.testing.assert_close(value[i : i + 1], under(slow[i : i + 1, allowed], few.policy))
+        for ours, theirs in zip(made[1:], few[1:]):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours[i : i + 1], theirs)
+
+
+def test_a_final_state_without_allowed_actions_gives_finite_targets() -> None:
+    q, none = torch.randn(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    for rule in RULES:
+        made = backup(
+            rule, q, q, obs_q=q, actions=torch.zeros(2, dtype=torch.int64), epsilon=0.1, temperature=0.03, alpha=0.9,
+            clip=-1.0, mask=none, obs_mask=None,
+        )  # fmt: skip
+        assert torch.isfinite(under(q, made.policy)).all()
+        assert all(bonus is None or torch.isfinite(0.0 * bonus).all() for bonus in made[1:])
+
+
+def test_random_actions_are_uniform_over_the_allowed_ones() -> None:
+    mask = torch.tensor([False, True, False, True, True]).expand(9000, 5)
+    counts = torch.bincount(random_allowed(rng.uniform(rng.key_from_seed(0, 1), (9000,)), mask), minlength=5)
+    assert counts[[0, 2]].tolist() == [0, 0]
+    assert (counts[[1, 3, 4]] - 3000).abs().max() < 4 * 45  # four standard deviations
+    edges = torch.tensor([0.0, 1 / 3 - 1e-6, 1 / 3 + 1e-6, 1 - 2**-24])
+    assert random_allowed(edges, mask[:4]).tolist() == [1, 1, 3, 4]
+
+
+def masked_spec() -> EnvSpec:
+    return SyncVectorEnv(Masked, PLACES, masks=True).spec
+
+
+def test_dqn_acts_and_learns_on_allowed_actions_only() -> None:
+    dqn: Any = registry.entry("dqn").load()(masked_spec(), hidden_sizes=[], exploration_initial_eps=0.5, gamma=0.9)
+    state = dqn.init_state(0)
+    net = dqn.nets["q"]
+    values = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    flat = torch.zeros_like(state.params["q"])
+    for name, view in net.named(flat).items():
+        if name.endswith("bias"):
+            view.copy_(values)
+    state = state._replace(params={"q": flat}, target={"q": flat})
+    mask = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 1]], dtype=torch.uint8)
+    obs = {"vector": torch.zeros(2, 3), "action_mask": mask}
+    assert dqn.select_action(state, (), obs, rng.key_from_seed(0, 0), explore=False)[1].tolist() == [1, 3]
+    assert dqn.value(state, obs).tolist() == [3.0, 1.0]
+    taken = torch.stack(
+        [dqn.select_action(state, (), obs, rng.key_from_seed(k, 0), explore=True)[1] for k in range(400)]
+    )
+    assert set(taken[:, 0].tolist()) == {1, 3}
+    assert set(taken[:, 1].tolist()) == {3}
+    assert abs((taken[:, 0] == 3).float().mean().item() - 0.25) < 0.1
+    batch = {
+        "obs": obs, "next_obs": obs, "actions": torch.tensor([1, 3]), "rewards": torch.tensor([1.0, 1.0]),
+        "discounts": torch.tensor([0.9, 0.9]), "weights": torch.ones(2),
+    }  # fmt: skip
+    target, expected = dqn.bootstrap(state, batch, None)
+    torch.testing.assert_close(target, torch.tensor([1 + 0.9 * 3.0, 1 + 0.9 * 1.0]))
+    torch.testing.assert_close(expected, target)
+
+
+def test_discrete_sac_is_the_algorithm_on_the_allowed_actions() -> None:
+    """With actions 0 and 2 forbidden everywhere: the policy, its target entropy, and the critics' target by hand."""
+    sac: Any = registry.entry("discrete_sac").load()(masked_spec(), hidden_sizes=[8])
+    state = sac.init_state(0)
+    mask = torch.tensor([0, 1, 0, 1], dtype=torch.uint8).expand(6, 4)
+    obs = {"vector": torch.randn(6, 3), "action_mask": mask}
+    logits = sac.nets["actor"](state.params["actor"], obs["vector"])[:, [1, 3]]
+    policy = logits.softmax(-1)
+    torch.testing.assert_close(sac.log_policy(state.params["actor"], obs).exp()[:, [1, 3]], policy)
+    assert sac.log_policy(state.params["actor"], obs).exp()[:, [0, 2]].abs().max() == 0.0
+    torch.testing.assert_close(sac.entropy_goal(obs), torch.full((6,), 0.89 * float(np.log(2.0))))
+    q = sac.nets["critic"](state.target["critic"], obs["vector"]).amin(0)[:, [1, 3]]
+    value = (policy * (q - policy.log())).sum(-1)  # alpha is 1 at the start
+    batch = {
+        "obs": obs, "next_obs": obs, "actions": torch.ones(6, dtype=torch.int64), "rewards": torch.full((6,), 2.0),
+        "discounts": torch.full((6,), 0.5), "weights": torch.ones(6),
+    }  # fmt: skip
+    after, aux = sac.train_step(state, batch, rng.key_from_seed(0, 2))
+    torch.testing.assert_close(aux.metrics["target_mean"], (2.0 + 0.5 * value).mean())
+    torch.testing.assert_close(aux.metrics["entropy"], -(policy * policy.log()).sum(-1).mean())
+    assert all(torch.isfinite(x).all() for x in after.params.values())

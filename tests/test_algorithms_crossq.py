@@ -141,7 +141,7 @@ def test_acting_uses_the_running_statistics_and_changes_none() -> None:
 
 def test_paper_settings() -> None:
     algorithm = make_algorithm("crossq", critic_hidden_sizes=[32])
-    assert (algorithm.adam.beta1, algorithm.hp.policy_delay, algorithm.targets) == (0.5, 3, ())
+    assert (algorithm.optim.beta1, algorithm.hp.policy_delay, algorithm.targets) == (0.5, 3, ())
     assert algorithm.nets["critic"].module.torso.features == 32
     assert algorithm.nets["actor"].module.features == 16
     assert pytest.approx(1e-3) == algorithm.hp.learning_rate.start

@@ -67,7 +67,7 @@ def test_update_equals_plain_autograd() -> None:
             adams[n].step()
         old = state.target
         state, aux = algorithm.train_step(state, batch, KEY)
-        assert set(aux.metrics) == {"critic_loss", "actor_loss", "target_q_mean", "q_value_mean"}
+        assert set(aux.metrics) == {"critic_loss", "actor_loss", "target_q_mean", "q_value_mean", "target_clipped"}
         assert float(aux.metrics["critic_loss"]) == pytest.approx(float(critic_loss.detach()), rel=1e-4)
         assert float(aux.metrics["actor_loss"]) == pytest.approx(float(actor_loss.detach()), rel=1e-3, abs=1e-5)
         assert float(aux.metrics["target_q_mean"]) == pytest.approx(
@@ -102,6 +102,6 @@ def test_model_helpers_and_its_own_support() -> None:
 
 
 def test_bad_support() -> None:
-    with pytest.raises(UserError, match=r"v_min = 3\.0 must be below v_max = 3\.0"):
+    with pytest.raises(UserError, match=r"v_min = 3 must be below v_max = 3"):
         make_algorithm("d4pg", v_min=3.0, v_max=3.0)
     assert make_algorithm("d4pg").hp.n_step == 5

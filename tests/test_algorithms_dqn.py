@@ -12,6 +12,8 @@ from helpers import batch_for, make_algorithm
 from torch import nn
 
 from rl_training.algorithms import DQN
+from rl_training.experiment.run.config import make_config
+from rl_training.experiment.run.environment import with_env
 from rl_training.models import MLPQNetwork
 from rl_training.ops import rng
 
@@ -159,3 +161,16 @@ def test_variants_are_options() -> None:
         assert [getattr(hp, f) for f in flags.values()] == [f == flag for f in flags.values()]
     assert make_algorithm("n_step_dqn").hp.n_step == 3
     assert make_algorithm("double_dqn", double=False).hp.double is False
+
+
+@pytest.mark.parametrize(("name", "rate"), [("dqn", 1e-4), ("qr_dqn", 1e-4), ("dueling_dqn", 1e-4)])
+def test_defaults_on_images_are_those_of_atari(name: str, rate: float) -> None:
+    """CleanRL's dqn_atari: Adam at 1e-4, batches of 32, an update every 4 steps, targets every 1,000."""
+    image = make_config(algo=name, env_id="rl_training/TinyPixels-v0", total_timesteps=100, gamma=0.5)
+    found = with_env(image, None)[0].hyper()
+    assert found.learning_rate(torch.tensor(0.0)) == pytest.approx(rate)
+    assert (found.batch_size, found.train_freq, found.target_update_interval, found.gamma) == (32, 4, 1_000, 0.5)
+    vector = make_config(algo=name, env_id="CartPole-v1", total_timesteps=100)
+    assert with_env(vector, None)[0].hyper() == vector.hyper()
+    chosen = make_config(algo=name, env_id="rl_training/TinyPixels-v0", total_timesteps=100, batch_size=8)
+    assert with_env(chosen, None)[0].hyper().batch_size == 8

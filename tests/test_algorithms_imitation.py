@@ -129,7 +129,7 @@ def test_best_discriminator_is_the_log_ratio_of_discounted_occupancies() -> None
             discriminator_learning_rate=1.0,
         )  # fmt: skip
         at = state._replace(params={**state.params, "discriminator": params}, opt=sgd.init_state(0).opt)
-        return params - sgd.fit(at, batch)[0]
+        return params - sgd.fit(at, batch)[0].params["discriminator"]
 
     assert float(gradient(flat).abs().max()) < 1e-6
     assert float(gradient(0.5 * flat).abs().max()) > 1e-3

@@ -1,4 +1,4 @@
-"""IMPALA by hand: who collects, V-trace targets by their O(T^2) definition with ends inside the rollout, the update."""
+"""IMPALA and APPO by hand: who collects, V-trace targets by their O(T^2) definition with ends inside, the update."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def test_collecting_policy_lags_by_policy_lag_updates() -> None:
 
 @pytest.mark.parametrize("kind", ["discrete", "box"])
 @pytest.mark.parametrize("lag", [0, 2])
-def test_targets_follow_the_definition(kind: str, lag: int) -> None:
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_targets_follow_the_definition(name: str, kind: str, lag: int) -> None:
     """v_s = V(x_s) + sum_t gamma^(t-s) (prod c) delta_t (Eq. 1), summed to the end of the episode or rollout."""
-    algorithm = make_algorithm("impala", kind, policy_lag=lag, gamma=0.9, rho_bar=1.2, c_bar=0.8, learning_rate=0.02)
+    settings = {"gamma": 0.9, "gae_lambda": 1.0, "rho_bar": 1.2, "c_bar": 0.8, "learning_rate": 0.02}
+    algorithm = make_algorithm(name, kind, policy_lag=lag, **settings)
     state, g, steps, envs = moved(algorithm, 3), np.random.default_rng(1), 9, 2
     ends = g.random((steps, envs)) < 0.3
     terminated = ends & (g.random((steps, envs)) < 0.5)

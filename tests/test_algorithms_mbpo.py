@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest
+from helpers import OBS_DIM, assert_same_bits, batch_for, config_for, make_algorithm, run_digest, spec_for
 
 from rl_training.algorithms.model_based.mbpo import MBPOHyper
+from rl_training.data.saved import restore, saved_tensors
 from rl_training.data.synthetic import SyntheticReplay, running_sum
 from rl_training.errors import UserError
 from rl_training.experiment.run.trainer import Trainer
@@ -49,7 +50,7 @@ def test_length_schedule() -> None:
 
 def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that adds 1 to every state, pays the first number and ends at 3."""
-    mbpo: Any = make_algorithm("mbpo", rollout_batch=4, synthetic_buffer_size=20, termination="none")
+    mbpo: Any = make_algorithm("mbpo", rollout_batch=4, rollout_length=3, termination="none")
     source: SyntheticReplay = mbpo.sources(1)["synthetic"]
     data, state = source.init(1, torch.device("cpu")), mbpo.init_state(0)
 
@@ -88,20 +89,94 @@ def test_rollouts_branch_at_real_states_and_stop_where_they_end(monkeypatch: pyt
     assert torch.equal(batch["discounts"] == 0.0, data["terminated"][0][batch["indices"]])
 
 
+def rollout_step(data: Any, numbers: list[float], keep: list[bool]) -> dict[str, Any]:
+    """Rows of a step of rollouts whose rewards are `numbers`."""
+    number, width = torch.tensor(numbers), len(numbers)
+    return {
+        "obs": number.view(1, width, 1).expand(1, width, OBS_DIM), "next_obs": torch.zeros(1, width, OBS_DIM),
+        "actions": torch.zeros(1, width, 2), "rewards": number.view(1, width),
+        "terminated": torch.zeros(1, width).bool(), "keep": torch.tensor([keep]),
+        "frontier": tree_map(torch.clone, data["frontier"]),
+    }  # fmt: skip
+
+
+def new_set(data: Any) -> dict[str, Any]:
+    return {"frontier": tree_map(torch.clone, data["frontier"])}
+
+
 def test_synthetic_ring_keeps_the_newest() -> None:
-    mbpo: Any = make_algorithm("mbpo", rollout_batch=3, synthetic_buffer_size=5)
-    source: SyntheticReplay = mbpo.sources(1)["synthetic"]
+    source = SyntheticReplay(spec_for("mbpo"), 3, sets=2, longest=1, gamma=0.9)
     data = source.init(1, torch.device("cpu"))
-    for t in range(4):
-        number = torch.arange(3.0) + 3 * t
-        rows = {
-            "obs": number.view(1, 3, 1).expand(1, 3, OBS_DIM), "next_obs": torch.zeros(1, 3, OBS_DIM),
-            "actions": torch.zeros(1, 3, 2), "rewards": number.view(1, 3), "terminated": torch.zeros(1, 3).bool(),
-            "keep": torch.tensor([[True, False, True]]), "frontier": tree_map(torch.clone, data["frontier"]),
-        }  # fmt: skip
-        source.append(data, rows)
-    assert int(data["count"]) == 8
-    assert sorted(data["rewards"][0, :5].tolist()) == [5.0, 6.0, 8.0, 9.0, 11.0]
+    for t in range(5):
+        source.append(data, new_set(data))
+        source.append(data, rollout_step(data, [3.0 * t, 3.0 * t + 1, 3.0 * t + 2], [True, False, True]))
+    assert int(data["count"]) == 6
+    assert sorted(data["rewards"][0, :6].tolist()) == [6.0, 8.0, 9.0, 11.0, 12.0, 14.0]
+
+
+def test_synthetic_ring_grows_with_the_rollouts_and_keeps_what_it_holds() -> None:
+    """Two sets of two rollouts: 4 transitions at length 1, 8 at length 2, 12 at length 3."""
+    source = SyntheticReplay(spec_for("mbpo"), 2, sets=2, longest=3, gamma=0.9)
+    data = source.init(1, torch.device("cpu"))
+    number = iter(range(100))
+
+    def append(length: int) -> list[float]:
+        source.append(data, new_set(data))
+        for _ in range(length):
+            source.append(data, rollout_step(data, [float(next(number)), float(next(number))], [True, True]))
+        count = int(data["count"])
+        drawn = source.sample(tree_map(lambda x: x[0], data), KEY, 400, torch.zeros(()))["rewards"]
+        held = sorted(data["rewards"][0, :count].tolist())
+        assert sorted(set(drawn.tolist())) == held
+        return held
+
+    assert append(1) == [0, 1]
+    assert append(1) == [0, 1, 2, 3]
+    assert append(1) == [2, 3, 4, 5]
+    assert append(2) == [4, 5, 6, 7, 8, 9]  # its second step makes room
+    assert append(2) == [6, 7, 8, 9, 10, 11, 12, 13]
+    assert append(3) == [*range(10, 20)]
+    assert append(3) == [10, 11, *range(16, 26)]  # once around it, rows are replaced in the order of the smaller ring
+    assert append(1) == [10, 11, *range(18, 28)]  # it does not shrink
+    assert append(3) == [*range(22, 34)]
+    assert source.written(data)["rewards"].shape == (1, 1, 12)  # a checkpoint has the rows that are held
+
+
+def test_synthetic_ring_restored_in_the_middle_of_a_set_goes_on_as_if_never_saved() -> None:
+    source = SyntheticReplay(spec_for("mbpo"), 2, sets=2, longest=3, gamma=0.9)
+
+    def go_on(data: Any, numbers: range) -> None:
+        for number in numbers:
+            if number % 3 == 0:  # a new set, of one, two or three steps
+                source.append(data, new_set(data))
+            source.append(data, rollout_step(data, [float(number), -float(number)], [True, number % 5 > 0]))
+
+    whole = source.init(1, torch.device("cpu"))
+    go_on(whole, range(1, 8))
+    cut = source.init(1, torch.device("cpu"))
+    restore(source, cut, saved_tensors(source, whole))
+    for data in (whole, cut):
+        go_on(data, range(8, 20))
+    rows = int(whole["count"])
+    assert_same_bits({k: v[:, :rows] if k in source.columns else v for k, v in whole.items()},
+                     {k: v[:, :rows] if k in source.columns else v for k, v in cut.items()})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "sets", "capacity"),
+    [
+        # Janner et al.'s code: epochs of 1,000 steps have four fits, so one epoch is 400,000 transitions at length 1.
+        ({"rollout_batch": 100_000, "model_train_freq": 250}, 4, 400_000),
+        ({"rollout_batch": 100_000, "model_train_freq": 250, "rollout_length_final": 15}, 4, 6_000_000),
+        ({"rollout_batch": 100_000, "model_train_freq": 250, "model_retain_epochs": 5}, 20, 2_000_000),
+        ({"rollout_batch": 10, "model_train_freq": 5_000, "rollout_length": 3}, 1, 30),
+    ],
+)
+def test_room_for_length_x_rollouts_x_retained_fits(fields: dict[str, Any], sets: int, capacity: int) -> None:
+    hyper = MBPOHyper(**fields)
+    assert hyper.retained_sets(num_envs=1) == sets
+    source = SyntheticReplay(spec_for("mbpo"), hyper.rollout_batch, sets, hyper.longest_rollout, gamma=0.9)
+    assert source.capacity == capacity
 
 
 @pytest.mark.parametrize("size", [1, 128, 129, 20_000])
@@ -125,7 +200,7 @@ def test_unsuitable_settings_are_refused() -> None:
         ({"rollout_length": 0}, "rollout_length = 0: .*greater than or equal to 1"),
         ({"real_ratio": 1.2}, "real_ratio = 1.2: .*less than or equal to 1"),
         ({"real_ratio": -0.1}, "greater than or equal to 0"),
-        ({"synthetic_buffer_size": 10, "rollout_batch": 11}, "cannot hold one step of rollout_batch = 11"),
+        ({"model_retain_epochs": 0.0}, "model_retain_epochs = 0.0: .*greater than 0"),
         ({"rollout_schedule": [5, 3]}, "two rising steps"),
     ):
         with pytest.raises(UserError, match=message):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import ACTION_DIM, BATCH, OBS_DIM, batch_for, config_for, make_algorithm
+from helpers import ACTION_DIM, BATCH, OBS_DIM, batch_for, config_for, make_algorithm, modules_of
 from torch.nn import functional as F
 
 from rl_training.data.dataset import TransitionDataset
@@ -24,16 +23,6 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 KEY = rng.key_from_seed(0)
-
-
-def modules_of(algorithm: Any, state: Any) -> dict[str, Any]:
-    """Ordinary modules with the state's weights, and the slow ones under `slow_`."""
-    out = {}
-    for prefix, source in (("", state.params), ("slow_", state.target)):
-        for name, flat in source.items():
-            out[prefix + name] = copy.deepcopy(algorithm.modules[name]).requires_grad_(not prefix)
-            algorithm.nets[name].write_to(out[prefix + name], flat)
-    return out
 
 
 def step(module: torch.nn.Module, loss: torch.Tensor, rate: float) -> None:
@@ -219,17 +208,17 @@ def test_decision_transformer_sees_the_past_only() -> None:
     algorithm = make_algorithm("decision_transformer", context_length=4)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     batch["mask"][:] = True
-    params = state.params["actor"]
-    before = algorithm.outputs(params, batch, None)
-    later = algorithm.outputs(params, changed(batch, 2, ("obs", "returns", "actions")), None)
+    params, extra = state.params["actor"], state.extra
+    before = algorithm.outputs(params, extra, batch, None)
+    later = algorithm.outputs(params, extra, changed(batch, 2, ("obs", "returns", "actions")), None)
     assert torch.equal(before[:, :2], later[:, :2])
     assert not torch.allclose(before[:, 2], later[:, 2])
-    own = algorithm.outputs(params, changed(batch, 2, ("actions",)), None)  # an action does not see itself
+    own = algorithm.outputs(params, extra, changed(batch, 2, ("actions",)), None)  # an action does not see itself
     torch.testing.assert_close(before[:, :3], own[:, :3])
     assert not torch.allclose(before[:, 3], own[:, 3])
     batch["mask"][:, 0] = False  # a step that is not there has no influence
-    missing = algorithm.outputs(params, batch, None)
-    other = algorithm.outputs(params, changed(batch, 0, ("obs", "returns", "actions")), None)
+    missing = algorithm.outputs(params, extra, batch, None)
+    other = algorithm.outputs(params, extra, changed(batch, 0, ("obs", "returns", "actions")), None)
     torch.testing.assert_close(missing[:, 1:], other[:, 1:])
 
 
@@ -254,7 +243,7 @@ def test_decision_transformer_acts_as_it_learned(kind: str) -> None:
             "returns": torch.stack([left[i] for i in rows], 1), "times": torch.tensor([list(rows)] * 2),
             "mask": torch.ones(2, len(rows), dtype=torch.bool),
         }  # fmt: skip
-        out = algorithm.outputs(state.params["actor"], window, None)[:, -1]
+        out = algorithm.outputs(state.params["actor"], state.extra, window, None)[:, -1]
         torch.testing.assert_close(action, out if kind == "box" else out.argmax(-1), rtol=1e-4, atol=1e-5)
     assert carry["count"].tolist() == [5, 5]
 

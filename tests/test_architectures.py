@@ -246,6 +246,37 @@ def test_actor_critic_torsos() -> None:
     assert count(deep) == IMPALA + (11 * 11 * 32 * 256 + 256)  # 84 -> 42 -> 21 -> 11
 
 
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
+def test_atari_actor_critics(name: str) -> None:
+    """Policy and value are two outputs of one network: 1,687,719 parameters for 6 actions (Mnih et al. 2016; the agent
+    of CleanRL's ppo_atari.py), or 1,091,031 with the residual network (Espeholt et al. 2018, without its LSTM)."""
+    nature = network(name, part="policy")
+    assert count(nature) == CONVS + (FLAT * 512 + 512) + (512 * A + A) + (512 * 1 + 1) == 1_687_719
+    assert layers(nature) == [("plain", FLAT, 512), ("plain", 512, A)], "the value is a layer of its own kind"
+    assert nature.critic_head.weight.shape == (512,)
+    deep = network(name, part="policy", cnn="impala")
+    assert IMPALA == 97_744
+    assert count(deep) == IMPALA + (11 * 11 * 32 * 256 + 256) + (256 * A + A) + (256 * 1 + 1) == 1_091_031
+    apart = network(name, part="policy", shared_trunk=False)
+    assert count(apart) == 2 * (CONVS + FLAT * 512 + 512) + (512 * A + A) + (512 * 1 + 1)
+
+
+def test_ppg_has_two_networks() -> None:
+    """Cobbe et al. 2021, section 2: disjoint policy and value networks, and an auxiliary value head on the policy."""
+    actor, critic = (network("ppg", part=part, cnn="impala") for part in ("actor", "critic"))
+    torso_size = IMPALA + (11 * 11 * 32 * 256 + 256)
+    assert count(actor) == torso_size + (256 * A + A) + (256 * 1 + 1)
+    assert count(critic) == torso_size + (256 * 1 + 1)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_mujoco_actor_critics(name: str) -> None:
+    """Schulman et al. 2017, section 6.1: two networks of 64 x 64 units, and a deviation for each action."""
+    policy = network(name, CHEETAH, "policy")
+    hidden = (17 * 64 + 64) + (64 * 64 + 64)
+    assert count(policy) == 2 * hidden + (64 * A + A) + A + (64 * 1 + 1)
+
+
 def test_discrete_sac_on_vectors() -> None:
     spec = EnvSpec("CartPole", ArraySpec((4,)), ActionSpec("discrete", (2,)))
     critic = network("discrete_sac", spec, "critic", hidden_sizes=[64, 32])
@@ -261,14 +292,28 @@ def test_mujoco_networks(name: str, critics: int, actor_outputs: int) -> None:
     assert count(critic) == critics * (((17 + A) * 256 + 256) + (256 * 256 + 256) + (256 + 1))
 
 
-@pytest.mark.parametrize("name", ["iqn", "fqf"])
-def test_checkpoints_of_the_network_without_a_hidden_layer_are_told_apart(name: str) -> None:
-    """That network may have as many parameters as this one, so their number alone does not show the difference."""
-    spec = EnvSpec("CartPole", ArraySpec((4,)), ActionSpec("discrete", (2,)))
-    algorithm = registry.entry(name).load()(spec, hidden_sizes=[64, 64])
+@pytest.mark.parametrize(
+    ("name", "observation", "action", "fields", "mark"),
+    [
+        ("iqn", ArraySpec((4,)), ActionSpec("discrete", (2,)), {"hidden_sizes": [64, 64]}, "hidden_after_product"),
+        ("fqf", ArraySpec((4,)), ActionSpec("discrete", (2,)), {"hidden_sizes": [64, 64]}, "hidden_after_product"),
+        ("rebrac", ArraySpec((4,)), CHEETAH.action, {"hidden_sizes": [8]}, "norm_after_activation"),
+        ("dreamer", ArraySpec((3, 16, 16), "uint8"), ActionSpec("discrete", (2,)), {"size": "tiny"}, "shifted_images"),
+    ],
+)
+def test_checkpoints_of_older_networks_of_the_same_size_are_refused(
+    name: str, observation: ArraySpec, action: ActionSpec, fields: dict[str, Any], mark: str
+) -> None:
+    """The number of parameters alone does not show the difference, so a mark in the state does."""
+    algorithm = registry.entry(name).load()(EnvSpec("Test-v0", observation, action), **fields)
     tensors = algorithm.state_dict()
-    marks = [key for key in tensors if key.endswith("hidden_after_product")]
+    marks = [key for key in tensors if key.endswith(mark)]
     assert len(marks) == 1
     del tensors[marks[0]]
-    with pytest.raises(UserError, match="hidden_after_product"):
+    with pytest.raises(UserError, match=mark):
         algorithm.load_state_dict(tensors)
+
+
+def test_older_checkpoints_of_dreamer_load_where_only_the_initial_weights_changed() -> None:
+    spec = EnvSpec("Test-v0", ArraySpec((4,)), ActionSpec("discrete", (2,)))
+    assert registry.entry("dreamer").load()(spec, size="tiny").init_extra().keys() == {"returns"}

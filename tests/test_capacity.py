@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves as flat
 
 from rl_training import registry
 from rl_training.ops.rows import write_rows
-from rl_training.ops.tree import tree_items
+from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.engine.executor import Executor, Mode
 from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
@@ -83,6 +83,24 @@ def test_operations_make_as_many_bytes_for_a_large_replay(case: str) -> None:
         made.append(counter.count)
     root = (LARGE / SMALL) ** 0.5 if case in GROWS else 1.0
     assert made[1] <= root * made[0], made
+
+
+@pytest.mark.parametrize("name", ["mbpo", "mopo"])
+def test_steps_of_rollouts_make_as_many_bytes_for_a_large_buffer(name: str) -> None:
+    made = []
+    for epochs in (1, 100):
+        algorithm: Any = make_algorithm(name, model_retain_epochs=epochs, termination="none")
+        source = algorithm.sources(2)["synthetic"]
+        data, state, key = source.init(1, CPU), algorithm.init_state(0), torch.zeros((), dtype=torch.int64)
+        obs = torch.zeros(source.width, source.obs_dim)
+        with torch.no_grad(), NewBytes() as counter:
+            for step in (algorithm.branch, algorithm.imagine):
+                frontier = {k: v[0] for k, v in data["frontier"].items()}
+                _, aux = step(state, {"obs": obs, "frontier": frontier}, key)
+                source.append(data, tree_map(lambda x: x.unsqueeze(0), aux.rows))
+            source.sample(tree_map(lambda x: x[0], data), key, 16, torch.zeros(()))
+        made.append(counter.count)
+    assert made[1] == made[0], made
 
 
 def best(fn: Callable[[], Any], sync: Callable[[], Any] = lambda: None) -> float:

@@ -104,6 +104,7 @@ COMPILED: list[tuple[str, str, dict[str, Any]]] = [
     ("dqn", "discrete", {}),
     ("dqn", "discrete", ALL_OPTIONS),
     ("ppo", "discrete", {}),
+    ("ppo", "discrete", {"target_kl": 1e-4, "clip_range_vf": 0.1}),
     ("sac", "box", {}),
     ("impala", "discrete", {}),  # it keeps the parameters of earlier updates
 ]
@@ -173,6 +174,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "fqf": {"hidden_sizes": [64, 64]},  # with one layer, the fractions would multiply the observation itself
     "sac": {"tau": 1e-6},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
+    "a3c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "trpo": {"learning_rate": 2e-2},
     "dreamer": {"learning_rate": 1e-2, "batch_length": 3, "imagination_length": 1},
     "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2, "ent_coef": 0.0},
@@ -253,7 +255,7 @@ SHORT = {
 }
 
 
-SHORT_MODEL = {"rollout_batch": 50, "synthetic_buffer_size": 100, "plan_horizon": 3, "plan_population": 8,
+SHORT_MODEL = {"rollout_batch": 50, "model_retain_epochs": 0.1, "plan_horizon": 3, "plan_population": 8,
                "plan_elites": 3, "plan_iterations": 1}  # fmt: skip
 
 
@@ -262,6 +264,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     entry = registry.entry(base["algo"])
     config = make_config(preset)
     envs = config.resolved().num_envs
+    if base["env_id"].startswith("Atari/"):
+        envs = base["num_envs"] = min(envs, 4)
     kwargs: dict[str, Any] = dict(SHORT[entry.loop])
     if "batch_length" in entry.load().Hyper.model_fields:
         kwargs |= {"size": "tiny", "batch_size": 2, "batch_length": 6, "replay_period": 3, "train_ratio": 4.0}
@@ -290,7 +294,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     base = {k: v for k, v in base.items() if k not in ("seeds", "stop_at_return")}
     if base["env_id"].startswith("Atari/"):  # an untrained agent can play for half an hour
         base["env_kwargs"] = {**base["env_kwargs"], "evaluation": {"max_frames": 400}}
-        kwargs["batch_size"] = min(kwargs["batch_size"], 4)
+        if "batch_size" in kwargs:
+            kwargs["batch_size"] = min(kwargs["batch_size"], 4)
     elif not base["env_id"].startswith("DMControl/"):  # nor is a whole episode of MuJoCo's thousand steps needed
         base["env_kwargs"] = {**base.get("env_kwargs", {}), "evaluation": {"max_episode_steps": 50}}
     if entry.loop == "evolution":  # it learns when episodes have ended

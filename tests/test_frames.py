@@ -81,8 +81,7 @@ def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, An
     places = {tuple(rows[t]["obs"]): (e, t) for e, rows in enumerate(history) for t in range(len(rows))}
     seen = set()
     for i in range(len(batch["obs"])):
-        if batch["weights"][i] == 0:
-            continue
+        assert batch["weights"][i] > 0
         obs, next_obs = (
             tuple(batch[name][i].numpy().reshape(STACK, 4).copy().view("<u4")[:, 0].tolist())
             for name in ("obs", "next_obs")
@@ -121,6 +120,30 @@ def test_sampled_stacks_equal_the_observed_ones(
     for e, rows in enumerate(history):
         least = replay.rows if end < 0.1 else replay.rows // 4
         assert len(rows) - oldest[e] >= min(len(rows), least), "rows were given up without need"
+
+
+@pytest.mark.parametrize(("capacity", "envs"), [(64, 1), (64, 2), (6, 1)])
+def test_rows_whose_frames_are_gone_are_never_drawn(capacity: int, envs: int) -> None:
+    """Episodes so short that the ring of frames is full before the rows are."""
+    replay = make("prioritized", capacity, envs, 1)
+    data, _ = simulate(replay, 5 * capacity, end=0.7)
+    held: set[int] = set()
+    for env, (oldest, count) in enumerate(zip(data["frames"]["oldest"][0].tolist(), data["count"][0].tolist())):
+        assert count - replay.rows <= oldest < count
+        held |= {env * replay.stride + time % replay.stride for time in range(oldest, count)}
+    if capacity > 6:
+        assert len(held) < replay.rows * envs  # some were given up early
+    priority = data["priority"][0]
+    assert set(priority.nonzero().flatten().tolist()) == held
+    torch.testing.assert_close(data["block_sum"][0], priority.view(replay.blocks, replay.block).sum(-1))
+    rows = torch.tensor(sorted(held))
+    replay.feedback(data, rows[None], torch.linspace(1e-3, 1.0, len(rows))[None])
+    one = tree_map(lambda x: x[0], data)
+    batch = replay.sample(one, rng.key_from_seed(1), 256, PROGRESS)
+    assert set(batch["indices"].tolist()) <= held
+    # (N P)^-beta over the rows that can be drawn alone, divided by the largest in the batch.
+    weights = (len(held) * one["priority"][batch["indices"]] / one["priority"].sum()) ** -replay.beta
+    torch.testing.assert_close(batch["weights"], weights / weights.max())
 
 
 def test_seeds_do_not_mix() -> None:

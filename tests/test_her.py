@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from helpers import config_for, run_digest
 
-from rl_training.data.her import HerOptions, Hindsight, distance_reward, numpy_reward
+from rl_training.data.her import HerOptions, Hindsight, distance_reward, make_hindsight, numpy_reward
 from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.envs.factory import make_env
 from rl_training.envs.goal import PointGoal
@@ -41,8 +41,15 @@ def toy_reward(achieved: Any, desired: Any) -> Any:
     return (achieved * 0.5 - desired * 0.25).sum(-1)
 
 
-def make(kind: str, strategy: str, capacity: int, envs: int, *, n_step: int = 1, goals: int = 4) -> Replay:
-    hindsight = Hindsight(GOAL, HerOptions(strategy=strategy, n_sampled_goal=goals), toy_reward)
+def toy_ends(achieved: Any, desired: Any) -> Any:
+    """Reached by about half of the goals that are achieved later."""
+    return ((achieved - desired).abs() < 2.0).all(-1)
+
+
+def make(
+    kind: str, strategy: str, capacity: int, envs: int, *, n_step: int = 1, goals: int = 4, ends: Any = None
+) -> Replay:
+    hindsight = Hindsight(GOAL, HerOptions(strategy=strategy, n_sampled_goal=goals), toy_reward, ends)
     return KINDS[kind](COLUMNS, capacity, envs, gamma=GAMMA, n_step=n_step, hindsight=hindsight)
 
 
@@ -75,19 +82,25 @@ def simulate(replay: Replay, steps: int, seeds: int = 1) -> tuple[dict[str, Any]
     return data, history
 
 
-def expected_row(rows: list[dict[str, Any]], time: int, goal: float, relabelled: bool, n_step: int) -> dict[str, Any]:
-    """The n-step transition with every reward of the walk computed for `goal`."""
+def expected_row(
+    rows: list[dict[str, Any]], time: int, goal: float, relabelled: bool, n_step: int, recomputed: bool = False
+) -> dict[str, Any]:
+    """The n-step transition with every reward of the walk computed for `goal`; ends too, if `recomputed`."""
     total, scale, at = 0.0, 1.0, time
     while True:
         row = rows[at]
+        terminated = row["terminated"]
+        if recomputed and relabelled:
+            near = [abs(row["next_obs"][0] - g) < 2.0 for g in (goal, rows[time]["obs"][1])]
+            terminated = near[0] or (terminated and not near[1])
         achieved = np.array([row["next_obs"][0]])
         total += scale * (float(toy_reward(achieved, np.array([goal]))) if relabelled else row["rewards"])
         scale *= GAMMA
-        ends = row["terminated"] or row["truncated"] or at + 1 == len(rows)
+        ends = terminated or row["terminated"] or row["truncated"] or at + 1 == len(rows)
         if ends or rows[at + 1]["episode"] != row["episode"] or at - time + 1 == n_step:
             break
         at += 1
-    return {"rewards": total, "discounts": 0.0 if row["terminated"] else scale, "stamp": row["next_obs"][2]}
+    return {"rewards": total, "discounts": 0.0 if terminated else scale, "stamp": row["next_obs"][2]}
 
 
 def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, Any]]], strategy: str) -> tuple[int, set]:
@@ -110,7 +123,7 @@ def check(replay: Replay, batch: dict[str, Any], history: list[list[dict[str, An
             assert goal_time in allowed
             seen.add((env, time, goal_time))
         kept += not relabelled
-        expected = expected_row(rows, time, goal, relabelled, replay.n_step)
+        expected = expected_row(rows, time, goal, relabelled, replay.n_step, replay.hindsight.ends is not None)
         assert batch["rewards"][i].item() == pytest.approx(expected["rewards"], rel=1e-5)
         assert batch["discounts"][i].item() == pytest.approx(expected["discounts"], rel=1e-5)
         assert batch["next_obs"][i, 2].item() == expected["stamp"]
@@ -132,6 +145,60 @@ def test_relabelled_goals_stay_in_their_episode(
     for i in range(4):
         kept, _ = check(replay, replay.sample(one, rng.key_from_seed(i), 50, PROGRESS), history, strategy)
         assert kept == 10, "one row in five keeps its goal, exactly"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_ends_follow_the_new_goal(strategy: str, n_step: int) -> None:
+    """A row that reaches its new goal ends there, one that ended at its own goal does not end any more, and one that
+    ended for another reason still does."""
+    replay = make("uniform", strategy, 40, 2, n_step=n_step, ends=toy_ends)
+    data, (history,) = simulate(replay, 100)
+    one = tree_map(lambda x: x[0], data)
+    reached = 0
+    for i in range(4):
+        batch = replay.sample(one, rng.key_from_seed(i), 50, PROGRESS)
+        check(replay, batch, history, strategy)
+        reached += int((batch["discounts"] == 0.0).sum())
+    assert reached > 60, "the row that a goal comes from reaches it"
+
+
+def single(achieved: Any, desired: Any, info: Any) -> bool:
+    """As in the mazes of Gymnasium-Robotics: for one pair of goals."""
+    return bool(np.linalg.norm(achieved - desired) <= 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "compute_terminated", "expected"),
+    [
+        ({}, None, None),  # nothing is known: rows keep their ends
+        ({}, single, [True, False]),
+        ({}, lambda a, d, info: np.linalg.norm(a - d, axis=-1) <= 0.1, [True, False]),
+        ({}, lambda a, d, info: False, [False, False]),
+        ({"terminate_at_goal": False}, single, None),
+        ({"terminate_at_goal": True}, None, [True, False]),  # the reward tells it
+        ({"distance_threshold": 0.1}, single, [True, False]),
+        ({"distance_threshold": 0.1}, lambda a, d, info: False, None),
+    ],
+)
+def test_how_it_is_known_that_a_goal_ends_an_episode(options: Any, compute_terminated: Any, expected: Any) -> None:
+    env, goal = PointGoal(), GoalSpec(achieved=(0, 3), desired=(3, 6))
+    hindsight = make_hindsight(HerOptions(**options), goal, env.compute_reward, "sac", POINT, compute_terminated)
+    if expected is None:
+        assert hindsight.ends is None
+        return
+    achieved, desired = torch.tensor([[0.05, 0.0, 0.0], [0.2, 0.0, 0.0]]), torch.zeros(2, 3)
+    assert hindsight.ends is not None
+    assert hindsight.ends(achieved, desired).tolist() == expected
+
+
+def test_a_threshold_that_is_not_the_end_is_refused() -> None:
+    goal = GoalSpec(achieved=(0, 3), desired=(3, 6))
+    with pytest.raises(UserError, match=r"distance_threshold = 0\.1 does not tell when .* ends an episode"):
+        make_hindsight(
+            HerOptions(distance_threshold=0.1), goal, PointGoal().compute_reward, "sac", POINT,
+            lambda a, d, info: np.linalg.norm(a - d, axis=-1) <= 0.3,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("goals", [0, 1, 4, 7])

@@ -9,7 +9,6 @@ import torch
 from helpers import OBS_DIM, spec_for
 from torch import nn
 
-from rl_training.errors import UserError
 from rl_training.models import ActorCritic, EnsembleCritic, MLPQNetwork, MLPSACModel, QNetwork
 from rl_training.models.layers import EnsembleLinear, EnsembleScalar, NoisyLinear, Scalar
 from rl_training.models.torsos import ImpalaCNN, NatureCNN, mlp, torso
@@ -171,8 +170,16 @@ def test_nature_cnn_adapts_to_image_sizes() -> None:
         image = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
         assert net(image).shape == (3, 32)
         torch.testing.assert_close(net(image), net(image.float()))  # the network scales images itself
-    with pytest.raises(UserError, match="8x8"):
-        NatureCNN((3, 6, 6))
+
+
+@pytest.mark.parametrize("size", [(7, 7), (3, 5), (1, 1)])
+def test_nature_cnn_of_small_grids_does_not_depend_on_their_scale(size: tuple[int, int]) -> None:
+    net = seeded(lambda: NatureCNN((3, *size), 32))
+    codes = torch.randint(1, 11, (4, 3, *size), dtype=torch.uint8)
+    assert net(codes).shape == (4, 32)
+    torch.testing.assert_close(net(codes), net(20 * codes), rtol=5e-2, atol=1e-2)
+    if size != (1, 1):
+        assert not torch.allclose(net(codes)[0], net(codes)[1], atol=1e-3)
 
 
 def _impala_by_hand(parameters: list[torch.Tensor], image: torch.Tensor) -> torch.Tensor:
@@ -207,8 +214,7 @@ def test_impala_cnn_of_an_atari_agent() -> None:
     assert features == 256
     assert body.linear.in_features == 11 * 11 * 32
     assert sum(p.numel() for p in body.convs.parameters()) == 97_744
-    with pytest.raises(UserError, match="8x8"):
-        ImpalaCNN((3, 6, 6))
+    assert ImpalaCNN((3, 6, 6), 20)(torch.zeros(2, 3, 6, 6, dtype=torch.uint8)).shape == (2, 20)
     wide, _ = torso(spec, (), cnn="nature", width=2)
     assert wide.convs[0].out_channels == 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -152,8 +153,7 @@ def test_untrained_encoder_tells_mostly_black_images_apart() -> None:
     for i in range(1, 8):
         images[i, 0, 0, :4, 2 * i - 2 : 2 * i] = 255
     seen = model.inputs(images, torch.zeros(8, 1, A), torch.ones(8, 1)).obs_term[:, 0]
-    assert not seen[0].any()
-    assert float(seen[1:].std(0).mean()) > 0.5 * float(seen[1:].square().mean().sqrt())
+    assert float(seen[1:].std(0).mean()) > 0.15 * float(seen[1:].square().mean().sqrt())
 
 
 def test_images_and_vectors_together() -> None:
@@ -191,3 +191,32 @@ def test_zero_scale_head_is_zero_and_sizes_match_their_names() -> None:
                      head(features, sizes.units, 3, 18), head(features, sizes.units, 3, sizes.bins)]  # fmt: skip
         total = sum(p.numel() for part in parts for p in part.parameters())
         assert 0.8 * millions < total / 1e6 < 1.25 * millions, (name, total)
+
+
+def test_initial_weights_are_those_of_the_published_code() -> None:
+    """dreamerv3, embodied/jax/nets.py: truncated normal, 1 / sqrt(fan-in); the fan-in of a block-diagonal matrix counts
+    the blocks. At 12m: deter 2048, units 256, 8 blocks, and a decoder that starts at 4 x 4 with 64 channels."""
+    model = world(ArraySpec((3, 64, 64), "uint8"), SIZES["12m"])
+    rssm, image = model.rssm, model.decoder.images["obs"]
+    join = 1.0 / math.sqrt(8 * (2048 // 8 + 3 * 256))
+    assert join == pytest.approx(0.0110, abs=1e-4)
+    expected = {
+        "gates": (rssm.gates.weight, 0.0221), "join_blocks": (rssm.join_blocks.weight, join),
+        "join_state": (rssm.join_state.weight, join), "join_action": (rssm.join_action.weight, join),
+        "decoder input": (image.from_deter.weight, 0.0221),
+        "decoder, from stoch": (image.from_stoch[-1].weight, 512**-0.5),
+        "posterior, from tokens": (rssm.see_tokens.weight, (2048 + 1024) ** -0.5),
+        "first convolution": (model.encoder.images["obs"].convs[0].weight, 75**-0.5),
+    }  # fmt: skip
+    for name, (weight, std) in expected.items():
+        assert float(weight.std()) == pytest.approx(std, rel=0.03), name
+        assert float(weight.abs().max()) <= 2.0 * std / 0.8796 + 1e-6, name
+
+
+def test_images_are_shifted_to_have_their_middle_at_zero() -> None:
+    encoder = world(ArraySpec((3, 64, 64), "uint8")).encoder.images["obs"]
+    seen = []
+    encoder.convs[0].register_forward_hook(lambda _, args, __: seen.append(args[0]))
+    encoder(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 64, 64))
+    assert seen[0][0].unique().tolist() == [-0.5]
+    assert seen[0][1].unique().tolist() == [0.5]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import conjugate_gradient
 from scipy import integrate, special, stats
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from rl_training.ops.distributions import (
     SquashedGaussian,
     for_action,
 )
-from rl_training.ops.linesearch import conjugate_gradient
 from rl_training.spec import ActionSpec
 
 torch.set_num_threads(1)

@@ -38,7 +38,7 @@ def test_sample_codes_inverts_the_cumulative_distribution() -> None:
 
 def test_drawn_codes_have_the_right_frequencies() -> None:
     log_probs = latents.unimix(logits(3), 0.05)
-    codes = latents.draw(log_probs.expand(100_000, 3), rng.key_from_seed(1))
+    codes = latents.sample_codes(log_probs.expand(100_000, 3), rng.uniform(rng.key_from_seed(1), (100_000,)))
     shares = torch.bincount(codes, minlength=3) / len(codes)
     torch.testing.assert_close(shares, log_probs.exp(), rtol=0, atol=0.006)
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import conjugate_gradient
 from torch import Tensor
 
-from rl_training.ops.linesearch import backtracking, conjugate_gradient
+from rl_training.ops.linesearch import backtracking
 
 torch.set_num_threads(1)
 

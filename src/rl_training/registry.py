@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl_training.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Entry", "entries", "entry", "entry_of_class", "presets", "results"]
+__all__ = ["Entry", "entries", "entry", "entry_of_class", "presets", "register", "results"]
 
 DISCRETE = ("discrete",)
 BOX = ("box",)
@@ -84,11 +84,17 @@ _TABLE: tuple[Entry, ...] = (
     _value("rainbow_dqn", "RainbowDQN", "c51:C51DQN",
            "C51 with double, dueling, noisy, prioritised and 3-step learning (Hessel et al. 2018)",
            double=True, dueling=True, noisy=True, prioritized=True, n_step=3),
+    _value("apex_dqn", "ApexDQN", "dqn:DQN",
+           "Double, dueling, prioritised 3-step DQN with a ladder of exploration rates (Horgan et al. 2018)",
+           double=True, dueling=True, prioritized=True, n_step=3, exploration_initial_eps=0.4,
+           exploration_final_eps=0.4, exploration_ladder=7.0),
     _value("qr_dqn", "QRDQN", "qr_dqn:QRDQN", "Quantile regression of the return (Dabney et al. 2018)"),
     _value("iqn", "IQN", "iqn:IQN", "Implicit quantile networks (Dabney et al. 2018)"),
     _value("fqf", "FQF", "fqf:FQF", "Quantiles at learned fractions (Yang et al. 2019)"),
     _value("discrete_sac", "DiscreteSAC", "discrete_sac:DiscreteSAC",
            "Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"),
+    _value("pqn", "PQN", "pqn:PQN",
+           "Q-learning from rollouts, without replay and target network (Gallici et al. 2024)", loop="on_policy"),
     _value("drqn", "DRQN", "drqn:DRQN", "Deep Q-learning with a recurrent network (Hausknecht & Stone 2015)"),
     _value("r2d2", "R2D2", "drqn:DRQN",
            "DRQN with stored states, burn-in, rescaled values and prioritised sequences (Kapturowski et al. 2019)",
@@ -98,14 +104,21 @@ _TABLE: tuple[Entry, ...] = (
     _on_policy("recurrent_ppo", "RecurrentPPO", "recurrent_ppo:RecurrentPPO",
                "PPO with a recurrent actor and critic (LSTM or GRU)"),
     _on_policy("a2c", "A2C", "a2c:A2C", "Synchronous advantage actor-critic (Mnih et al. 2016)"),
+    _on_policy("a3c", "A3C", "a2c:A2C",
+               "Actors send asynchronous gradients; in one process it is a2c (Mnih et al. 2016)"),
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
     _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors with V-trace correction (Espeholt et al. 2018)"),
+    _on_policy("appo", "APPO", "appo:APPO", "PPO on rollouts of lagging actors, with V-trace correction"),
     _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"),
     _evolution("ars", "ARS", "ars:ARS", "Augmented random search over (linear) policies (Mania et al. 2018)"),
     _evolution("openai_es", "OpenAIES", "openai_es:OpenAIES", "Rank-based evolution strategies (Salimans et al. 2017)"),
     _continuous("sac", "SAC", "sac:SAC", "Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"),
     _continuous("ddpg", "DDPG", "td3:TD3", "Deep deterministic policy gradient (Lillicrap et al. 2016)",
                 num_critics=1, policy_delay=1, target_policy_noise=0.0),
+    _continuous("apex_ddpg", "ApexDDPG", "td3:TD3",
+                "Prioritised 5-step DDPG for many actors (Horgan et al. 2018)",
+                num_critics=1, policy_delay=1, target_policy_noise=0.0, prioritized=True, n_step=5,
+                exploration_noise=0.3),
     _continuous("td3", "TD3", "td3:TD3", "Twin delayed deterministic policy gradient (Fujimoto et al. 2018)"),
     _continuous("naf", "NAF", "naf:NAF", "Q-learning with normalised advantage functions (Gu et al. 2016)"),
     _continuous("d4pg", "D4PG", "d4pg:D4PG", "Distributional deterministic policy gradient (Barth-Maron et al. 2018)"),
@@ -165,7 +178,7 @@ def entries() -> dict[str, Entry]:
             found = _plug_in(point)
             if found.name in table:
                 raise UserError(f"the name '{found.name}' is taken")
-        except Exception as error:  # a faulty plug-in must not break the command line
+        except (Exception, SystemExit) as error:  # a faulty plug-in must not break the command line
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             reason = reason.removeprefix("UserError: ")
             warnings.warn(f"the plug-in {point.name} ({point.value}) was not loaded: {reason}", stacklevel=2)
@@ -180,6 +193,28 @@ def _plug_in(point: EntryPoint) -> Entry:
     if not isinstance(found, Entry) or found.name != point.name:
         raise UserError(f"the entry point must be, or return, a registry Entry named '{point.name}'")
     return found
+
+
+C = TypeVar("C", bound=type[Any])
+
+
+def register(cls: C) -> C:
+    """Add an algorithm of this process, as an installed plug-in would. Use it as a decorator; `algorithm_class(name)`
+    is then its managed class. The loop is that of the algorithm it derives from."""
+    bases = [f"{base.__module__}:{base.__name__}" for base in cls.__mro__[1:]]
+    like = next((known for target in bases for known in _TABLE if known.target == target), None)
+    if like is None:
+        raise UserError(f"{cls.__name__} derives from no algorithm in `rl-training list`, so its loop is not known")
+    if cls.name in entries() and cls.name not in _REGISTERED:
+        raise UserError(f"the name '{cls.name}' is taken: give {cls.__name__} another `name`")
+    summary = (cls.__doc__ or f"{cls.__name__}, like {like.name}").strip().splitlines()[0]
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    entries()[cls.name] = Entry(cls.name, cls.__name__, target, like.family, like.loop, cls.actions, summary)
+    _REGISTERED[cls.name] = cls
+    return cls
+
+
+_REGISTERED: dict[str, type[Any]] = {}
 
 
 def entry(name: str) -> Entry:
@@ -209,8 +244,12 @@ def load_transition_dataset(*arguments: Any, **fields: Any) -> Any:
     return resolve("rl_training.experiment.run.transition_data:load_transition_dataset")(*arguments, **fields)
 
 
-@cache
 def _load(name: str) -> type[Any]:
+    return _REGISTERED.get(name) or _import(name)
+
+
+@cache
+def _import(name: str) -> type[Any]:
     found = entry(name)
     cls: type[Any] = resolve(found.target)
     if found.defaults or cls.name != name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ MASK = "action_mask"  # name of the observation array that marks the allowed act
 Array = NDArray[Any]
 EnvSource = str | Callable[..., Any]  # an environment id, or a function that makes an environment
 ActionKind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
+Kind = Literal["images", "continuous", "other"]  # of environments, as far as defaults differ between them
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class EnvSpec:
     action: ActionSpec
     max_episode_steps: int | None = None
     goal: GoalSpec | None = None  # for dict observations with observation, achieved_goal and desired_goal
+    features: Any = field(default=None, compare=False)
+    """The user's own network for observations (a module, or a function of the spec that makes one); not saved."""
 
     @property
     def obs_dim(self) -> int:
@@ -85,6 +88,20 @@ class EnvSpec:
         if isinstance(self.observation, dict) or len(self.observation.shape) != 1:
             raise ValueError(f"{self.env_id} does not have a single vector as observation: {self.observation}")
         return self.observation.shape[0]
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the observation is an image, or has one among its parts."""
+        parts = self.observation.values() if isinstance(self.observation, dict) else (self.observation,)
+        return any(part.is_image for part in parts)
+
+    @property
+    def kind(self) -> Kind:
+        """images: observations have images; continuous: one vector is seen, and actions are a Box."""
+        if self.has_images:
+            return "images"
+        vector = isinstance(self.unmasked.observation, ArraySpec)
+        return "continuous" if vector and self.action.kind == "box" else "other"
 
     @property
     def masked(self) -> bool:
@@ -100,7 +117,11 @@ class EnvSpec:
         return replace(self, observation=rest if len(rest) > 1 else next(iter(rest.values())))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        own = self.features
+        name = {} if own is None else {"features": getattr(own, "__name__", type(own).__name__)}
+        plain = asdict(replace(self, features=None))
+        del plain["features"]
+        return {**plain, **name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:

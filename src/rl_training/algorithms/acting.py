@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.state import Obs, TrainState, Tree
+from rl_training.algorithms.state import Choice, Obs, TrainState, Tree
 from rl_training.errors import UserError
 from rl_training.ops.tree import tree_items, tree_leaves, tree_map, where_rows
 
@@ -26,9 +26,7 @@ class Policy(Protocol):
 
     def init_carry(self, batch: int) -> Tree: ...
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]: ...
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice: ...
 
 
 class Expert(NamedTuple):

@@ -8,7 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from rl_training.data.recipes import DatasetRecipe
 from rl_training.errors import UserError, explain
-from rl_training.ops.schedules import Fraction, Positive, Schedule
+from rl_training.models.torsos import Cnn
+from rl_training.ops.schedules import Fraction as Fraction
+from rl_training.ops.schedules import Positive as Positive
+from rl_training.ops.schedules import Schedule
 
 Widths = tuple[Annotated[int, Field(ge=1, le=65536)], ...]
 
@@ -27,10 +30,22 @@ def constant(value: float) -> Any:
     return Field(default_factory=lambda: Schedule(start=value))
 
 
-class Hyper(BaseModel):
-    """Fields of every algorithm; unknown names are errors."""
+class Settings(BaseModel):
+    """Unknown names are errors. A field that a subclass declares again, with another default, keeps its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        bases = [base.model_fields for base in cls.__mro__[1:] if issubclass(base, BaseModel)]
+        for name, field in cls.model_fields.items():
+            inherited = (fields[name].description for fields in bases if name in fields)
+            field.description = field.description or next(inherited, None)
+
+
+class Hyper(Settings):
+    """Fields of every algorithm."""
+
     num_envs: ClassVar[int] = 1
     random_warmup: ClassVar[bool] = True  # actions before `learning_starts` are random, not the policy's
     sequence_settings: ClassVar[tuple[str, ...]] = ()  # settings whose sum is the length of a replayed sequence
@@ -61,6 +76,15 @@ class NetworkHyper(Hyper):
     """Term added to the denominator of the optimiser."""
     weight_decay: float = Field(0.0, ge=0.0)
     """Decay of the weights (decoupled for adamw)."""
+
+
+class ObservationFields(BaseModel):
+    """Settings of how networks read observations."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    normalize_observations: bool = False
+    """Subtract the running mean and divide by the running deviation; part of the policy, saved with it."""
 
 
 class OffPolicyHyper(NetworkHyper):
@@ -107,26 +131,12 @@ class OfflineHyper(NetworkHyper):
     """Updates in one call of the update graph: more of them save calls and cost time to compile."""
 
 
-class RolloutHyper(NetworkHyper):
-    """Settings of rollouts, and of the policy that collects them."""
+class CollectHyper(NetworkHyper):
+    """Settings of learning from the last rollout of several environments."""
 
     num_envs: ClassVar[int] = 8
-    activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
-    """Non-linearity of the hidden layers."""
-    max_grad_norm: float = Field(0.5, ge=0.0)
-    """Gradients are scaled down to this norm; 0 switches it off."""
-    adam_eps: float = Field(1e-5, gt=0.0)
-    """Term added to the denominator of the optimiser."""
     n_steps: int = Field(128, ge=1)
     """Steps of each environment in one rollout."""
-    gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
-    """Bias-variance trade-off of the advantage estimate."""
-    normalize_observations: bool = False
-    """Subtract the running mean and divide by the running deviation; part of the policy, saved with it."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
-    log_std_init: float = 0.0
-    """Initial log standard deviation of continuous actions."""
 
     @property
     def chunk(self) -> int:
@@ -142,6 +152,29 @@ class RolloutHyper(NetworkHyper):
         batch_size = getattr(self, "batch_size", 1)
         if self.n_steps * num_envs % batch_size:
             raise UserError(f"batch_size = {batch_size} must divide n_steps x num_envs = {self.n_steps} x {num_envs}")
+
+
+class RolloutHyper(CollectHyper, ObservationFields):
+    """Settings of rollouts, and of the policy that collects them."""
+
+    activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
+    max_grad_norm: float = Field(0.5, ge=0.0)
+    adam_eps: float = Field(1e-5, gt=0.0)
+    gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
+    """Bias-variance trade-off of the advantage estimate."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+    log_std_init: float = -1.0
+    """Initial log standard deviation of continuous actions, in units of half the distance between their bounds."""
+    cnn: Cnn = "nature"
+    """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
+
+
+class SharedTrunkFields(Hyper):
+    """For algorithms that move actor and critic in one gradient step."""
+
+    shared_trunk: bool | None = None
+    """Actor and critic are two heads on the same layers; empty: for images, but not for vectors."""
 
 
 class OnPolicyHyper(RolloutHyper):
@@ -165,20 +198,3 @@ def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
         return model(**values)
     except ValidationError as error:
         raise UserError(f"{owner}: {explain(error, model)}") from None
-
-
-__all__ = [
-    "Fraction",
-    "H",
-    "Hyper",
-    "NetworkHyper",
-    "OffPolicyHyper",
-    "OfflineHyper",
-    "OnPolicyHyper",
-    "Positive",
-    "RolloutHyper",
-    "Temperature",
-    "Widths",
-    "constant",
-    "parse_hyper",
-]

@@ -1,19 +1,24 @@
-"""Observations as a policy network reads them: without the action mask and, if asked for, normalised.
+"""Observations as networks read them: without the action mask and, if asked for, normalised.
 
-The running statistics are the entry `observations` of the state's `extra`: part of the policy, and saved with it.
+The statistics, of a run or of a dataset, are entries of the state's `extra`: part of the policy, and saved with it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rl_training.algorithms.state import Obs
+from rl_training.algorithms.hyper import ObservationFields
+from rl_training.algorithms.state import Obs, TrainState
+from rl_training.data.dataset import TransitionDataset
+from rl_training.data.storage import Batch
 from rl_training.envs.masks import split_mask
 from rl_training.errors import UserError
-from rl_training.ops.running_stats import Moments, init_moments, normalise
-from rl_training.spec import ArraySpec, EnvSpec
+from rl_training.models.torsos import Cnn
+from rl_training.ops.running_stats import Moments, init_moments, normalise, update_moments
+from rl_training.spec import MASK, ArraySpec, EnvSpec
 
 
 def check_can_normalise(spec: EnvSpec, asked: bool) -> None:
@@ -23,6 +28,17 @@ def check_can_normalise(spec: EnvSpec, asked: bool) -> None:
         raise UserError(
             "normalize_observations needs a vector observation (images are scaled by the network): set it to false"
         )
+
+
+def check_cnn(spec: EnvSpec, cnn: Cnn) -> None:
+    """Raise UserError if a network for images is chosen where there are none."""
+    if cnn != "nature" and not spec.has_images:
+        raise UserError(f"cnn: {cnn} needs image observations; {spec.env_id} has none: leave out cnn")
+
+
+def normalises(hyper: object) -> bool:
+    """Do the settings ask for running statistics? (TD3+BC normalises by the moments of its dataset instead.)"""
+    return isinstance(hyper, ObservationFields) and hyper.normalize_observations
 
 
 class ObservationReader:
@@ -39,9 +55,46 @@ class ObservationReader:
         return split_mask(obs, self.spec.masked)
 
     def normalised(self, extra: dict[str, Any], obs: Obs) -> Obs:
-        return normalise(extra["observations"], obs) if self.normalize else obs
+        """The observation with a normalised vector; a mask beside it stays as it is."""
+        if not self.normalize:
+            return obs
+        if isinstance(obs, dict):
+            return {name: x if name == MASK else normalise(extra["observations"], x) for name, x in obs.items()}
+        return normalise(extra["observations"], obs)
 
     def read(self, extra: dict[str, Any], obs: Obs) -> tuple[Obs, Tensor | None]:
         """(what the network reads, the mask of allowed actions if there is one)"""
         rest, mask = self.split(obs)
         return self.normalised(extra, rest), mask
+
+    def learn(self, state: TrainState, batch: Batch, weights: Tensor) -> tuple[TrainState, Batch]:
+        """(the state with the observations of a replayed batch in its statistics, the batch with normalised ones).
+        `weights` has the shape of the rewards; rows of weight 0 do not count."""
+        if not self.normalize:
+            return state, batch
+        rows = self.split(batch["obs"])[0].flatten(0, -2)  # [B, D], or [B * T, D] of sequences
+        moments = update_moments(state.extra["observations"], rows, (weights.flatten() > 0).to(rows.dtype))
+        extra = {**state.extra, "observations": moments}
+        read: Batch = {name: self.normalised(extra, batch[name]) for name in ("obs", "next_obs") if name in batch}
+        return state._replace(extra=extra), {**batch, **read}
+
+
+class DatasetNormalizer:
+    """Subtracts a dataset's mean observation and divides by its deviation plus `eps`."""
+
+    def __init__(self, spec: EnvSpec, normalize: bool, eps: float = 1e-3) -> None:
+        check_can_normalise(spec, normalize)
+        self.size, self.normalize, self.eps = spec.obs_dim if normalize else 0, normalize, eps
+
+    def init_extra(self, dataset: TransitionDataset | None) -> dict[str, Tensor]:
+        """The dataset's statistics; nothing if observations are not normalised."""
+        if not self.normalize:
+            return {}
+        if dataset is None:  # a policy that is about to be loaded
+            return {"obs_mean": torch.zeros(self.size), "obs_std": torch.ones(self.size)}
+        mean, std = dataset.moments(self.eps)
+        return {"obs_mean": torch.tensor(mean).float(), "obs_std": torch.tensor(std).float()}
+
+    def __call__(self, extra: dict[str, Any], obs: Obs) -> Obs:
+        """Observations [..., D] as the networks see them."""
+        return (obs - extra["obs_mean"]) / extra["obs_std"] if self.normalize else obs

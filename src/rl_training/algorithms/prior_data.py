@@ -33,7 +33,6 @@ class FineTuneFields(PriorFields):
 
     random_warmup: ClassVar[bool] = False
     buffer_size: int = Field(100_000, ge=1)
-    """Transitions kept for each seed."""
     learning_starts: int = Field(200, ge=0)
     """Environment steps with the initial policy before the first update."""
 

@@ -11,6 +11,7 @@ from rl_training.ops.tree import tree_leaves
 
 Obs = Any  # a tensor, or a dict of tensors
 Tree = Any  # tensors in nested dicts and tuples
+Choice = tuple[Tree, Tensor, dict[str, Tensor]]  # carry, actions [B, ...], columns to store with the transitions
 
 
 class TrainState(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from rl_training.spec import Array
 
 MAPPED_FROM = 256 << 20  # arrays of at least this many bytes are mapped instead of read
 _D4RL = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminated", "timeouts": "truncated"}
+_MAX_RATIO = 1200  # of compression; deflate reaches 1032
 MINARI_VERSION = "0.5.0"  # whose layout is written
 FORMATS = ("npz", "hdf5", "minari")
 
@@ -150,7 +153,9 @@ def _read_npz(path: Path) -> TransitionDataset:
                     arrays[info.filename.removesuffix(".npy")] = _member(path, archive, info)
     except zipfile.BadZipFile:
         raise UserError(f"{path} is not an npz file (numpy.savez writes them)") from None
-    except (OSError, EOFError, zipfile.error, struct.error) as error:
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     return _build(arrays, path)
 
@@ -195,21 +200,45 @@ def _opened(path: Path, mode: str = "r") -> Iterator[Any]:
     try:
         with h5py.File(path, mode) as file:
             yield file
-    except OSError as error:
+    except UserError:
+        raise
+    except (
+        OSError,
+        KeyError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+    ) as error:  # all of them are h5py's for damaged files
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path} is not an HDF5 file that can be {'read' if mode == 'r' else 'written'}: {reason}"
         ) from None
 
 
+def _item(group: Any, name: str, path: Path) -> Any:
+    """An object of an HDF5 file. Links could lead to another file, or in circles."""
+    if type(group.get(name, getlink=True)).__name__ != "HardLink":
+        raise UserError(f"{path}: '{name}' is a link to another place, which is refused")
+    return group[name]
+
+
 def _array(node: Any, path: Path, name: str) -> Array:
     """One array of an HDF5 file; mapped if it is large and neither chunked nor compressed."""
-    if not hasattr(node, "dtype"):
-        raise UserError(f"{path}: '{name}' is a group, not an array; dict observations cannot be read from this layout")
+    if type(node).__name__ != "Dataset":
+        raise UserError(
+            f"{path}: '{name}' is a {type(node).__name__.lower()}, not an array; dict observations cannot be read from"
+            " this layout"
+        )
     if node.dtype.kind not in "fiub":
         raise UserError(f"{path}: '{name}' contains {node.dtype}, not numbers")
+    if not node.ndim:
+        raise UserError(f"{path}: '{name}' is a single value, not an array")
+    if node.external or node.is_virtual:
+        raise UserError(f"{path}: '{name}' is stored in another file, which is refused")
+    if node.nbytes > _MAX_RATIO * node.id.get_storage_size() + 2**20:
+        raise UserError(f"{path}: '{name}' claims {node.nbytes:,} bytes, far more than the file can hold")
     offset = node.id.get_offset() if node.chunks is None and node.compression is None else None
-    if offset is not None and node.nbytes >= MAPPED_FROM and not node.external:
+    if offset is not None and node.nbytes >= MAPPED_FROM:
         return np.memmap(node.file.filename, node.dtype, "c", offset, node.shape)
     return np.asarray(node[()])
 
@@ -217,7 +246,7 @@ def _array(node: Any, path: Path, name: str) -> Array:
 def _read_hdf5(path: Path) -> TransitionDataset:
     wanted = (*REQUIRED, *OPTIONAL, *_D4RL)
     with _opened(_existing(path, "file")) as file:
-        arrays = {name: _array(file[name], path, name) for name in file if name in wanted}
+        arrays = {name: _array(_item(file, name, path), path, name) for name in file if name in wanted}
         return _build(arrays if arrays else dict.fromkeys(file), path)
 
 
@@ -246,17 +275,18 @@ def minari_file(name: Path) -> Path:
 def _read_minari(name: Path) -> TransitionDataset:
     path = minari_file(name)
     with _opened(path) as file:
-        groups = sorted((g for g in file if g.startswith("episode_")), key=lambda g: int(g.rpartition("_")[2]))
+        found = (group for group in file if re.fullmatch(r"episode_[0-9]{1,12}", group))
+        groups = sorted(found, key=lambda group: int(group.rpartition("_")[2]))
         if not groups:
             raise UserError(f"{path} has no episodes (groups called episode_0, episode_1, ...)")
         parts: dict[str, list[Array]] = {column: [] for column in REQUIRED}
         for group in groups:
-            episode = file[group]
+            episode = _item(file, group, path)
             arrays = {}
             for key in ("observations", "actions", "rewards", "terminations", "truncations"):
                 if key not in episode:
                     raise UserError(f"{path}: {group} has no '{key}'")
-                arrays[key] = _array(episode[key], path, f"{group}/{key}")
+                arrays[key] = _array(_item(episode, key, path), path, f"{group}/{key}")
             steps = len(arrays["rewards"])
             if any(len(arrays[key]) != steps + (key == "observations") for key in arrays):
                 lengths = ", ".join(f"{key} {len(value)}" for key, value in arrays.items())

@@ -42,6 +42,11 @@ class Frames:
         self.stack = stack
         self.shape = (image.shape[0] // stack, *image.shape[1:])
 
+    @property
+    def lost_at_once(self) -> int:
+        """Bound on the rows of an environment whose frames one write takes away."""
+        return self.stack + 1
+
     def places(self, store: Storage) -> int:
         """Places of each environment: one frame a row, 5 % for the starts of episodes, some that are being written."""
         return math.ceil(1.05 * store.rows) + 3 * (self.stack + 1)
@@ -81,10 +86,10 @@ class Frames:
         write_rows(own["at"], store.slots(count), after - 1)
         own["fresh"].copy_(~advance | row["terminated"] | row["truncated"])
         head.copy_(torch.where(advance, after + 1, head))
-        # What the next writes may overwrite is gone: at most stack + 1 rows become incomplete in one step.
+        # What the next writes may overwrite is gone: at most `lost_at_once` rows become incomplete in one step.
         first, oldest = head + self.stack + 1 - places, own["oldest"]
         oldest.copy_(torch.maximum(oldest, count + advance - store.rows))
-        for _ in range(self.stack + 1):
+        for _ in range(self.lost_at_once):
             lowest = own["at"].gather(-1, store.slots(oldest)) - (self.stack - 1)
             oldest.add_((lowest < first) & (oldest < count + advance))
 

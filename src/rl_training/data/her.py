@@ -5,8 +5,10 @@ Of every n_sampled_goal + 1 rows of a batch exactly one keeps its goal; the othe
 same episode was the desired one, and their rewards are computed anew. Storage remembers the episode of each row and the
 last row of each episode, so drawing a goal costs two look-ups, whatever the length of episodes.
 
-Deviation: a row keeps its own `terminated`. In an environment that ends an episode at its goal, a row that reaches a
-goal put in its place is therefore not the end.
+Whether a row with a replaced goal ends its episode is computed anew too, where it can be known: by the environment's
+`compute_terminated` (Gymnasium-Robotics), or from the reward if `terminate_at_goal` says so. A row that ended for
+another reason (its own goal was not reached) still ends. Where a row ended because of its own goal, the data ends but
+the episode does not: it is read as a truncation.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from rl_training.ops.rows import write_rows
 from rl_training.spec import GoalSpec
 
 Reward = Callable[[Tensor, Tensor], Tensor]  # achieved and desired goals [..., G] -> rewards [...]
+Ends = Callable[[Tensor, Tensor], Tensor]  # the same goals -> is the episode over? [...]
 
 
 class HerOptions(BaseModel):
@@ -43,6 +46,9 @@ class HerOptions(BaseModel):
     distance_threshold: float | None = Field(None, gt=0.0)
     """The reward is 0 within this distance of the goal and -1 elsewhere: computed inside the graph. Empty: the
     environment's compute_reward is called with NumPy batches."""
+    terminate_at_goal: bool | None = None
+    """Does an episode end when its goal is reached? Empty: what the environment's compute_terminated says; no, if it
+    has none. Yes without that method: a goal is reached if the reward is that of having achieved exactly it."""
 
 
 class Hindsight:
@@ -53,8 +59,10 @@ class Hindsight:
     last     [S, N * (stride + 1)]  time of the newest row of each episode, in a ring: more places than episodes held
     """
 
-    def __init__(self, goal: GoalSpec, options: HerOptions, reward: Reward) -> None:
+    def __init__(self, goal: GoalSpec, options: HerOptions, reward: Reward, ends: Ends | None = None) -> None:
+        """`ends` is None where reaching a goal ends no episode."""
         self.goal, self.strategy, self.extra, self.reward = goal, options.strategy, options.n_sampled_goal, reward
+        self.ends = ends
 
     def init(self, store: Replay, seeds: int, device: torch.device) -> Data:
         def filled(size: int, value: int) -> Tensor:
@@ -102,14 +110,24 @@ class Hindsight:
         kept = kept.unsqueeze(-1)
         window, available = store.window(data, env, time)  # [B, n]
         achieved = self._achieved(store.read(data, window, ("next_obs",))["next_obs"])  # [B, n, G]
-        computed = self.reward(achieved, goal.unsqueeze(-2).expand_as(achieved))
-        rewards = torch.where(kept, data["rewards"][window], computed)
+        wanted = goal.unsqueeze(-2).expand_as(achieved)
+        rewards = torch.where(kept, data["rewards"][window], self.reward(achieved, wanted))
+        terminated, truncated = data["terminated"][window], data["truncated"][window]
+        if self.ends is not None:
+            own = self._desired(batch["obs"]).unsqueeze(-2).expand_as(achieved)
+            other_reason = terminated & ~self.ends(achieved, own)
+            truncated = truncated | terminated
+            terminated = torch.where(kept, terminated, self.ends(achieved, wanted) | other_reason)
         if store.n_step == 1:
             batch["rewards"] = rewards.squeeze(-1)
+            batch["discounts"] = torch.where(terminated.squeeze(-1), 0.0, store.gamma)
         else:
-            batch["rewards"], _, _ = n_step_window(
-                rewards, data["terminated"][window], data["truncated"][window], available, store.gamma
+            batch["rewards"], batch["discounts"], last = n_step_window(
+                rewards, terminated, truncated, available, store.gamma
             )
+            if self.ends is not None:  # the new end may be earlier
+                final = env * store.stride + (time + last) % store.stride
+                batch["next_obs"] = store.read(data, final, ("next_obs",))["next_obs"]
         batch["obs"], batch["next_obs"] = (self._with_goal(batch[name], goal, kept) for name in ("obs", "next_obs"))
         return batch
 
@@ -118,6 +136,10 @@ class Hindsight:
     def _achieved(self, obs: Any) -> Tensor:
         vector: Tensor = obs["vector"] if isinstance(obs, dict) else obs
         return vector[..., slice(*self.goal.achieved)]
+
+    def _desired(self, obs: Any) -> Tensor:
+        vector: Tensor = obs["vector"] if isinstance(obs, dict) else obs
+        return vector[..., slice(*self.goal.desired)]
 
     def _with_goal(self, obs: Any, goal: Tensor, kept: Tensor) -> Any:
         if isinstance(obs, dict):
@@ -186,8 +208,9 @@ def numpy_reward(function: Callable[..., Any]) -> Reward:
 
 
 def make_hindsight(
-    options: HerOptions, goal: GoalSpec | None, compute_reward: Callable[..., Any] | None, owner: str, env_id: str
-) -> Hindsight:
+    options: HerOptions, goal: GoalSpec | None, compute_reward: Callable[..., Any] | None, owner: str, env_id: str,
+    compute_terminated: Callable[..., Any] | None = None,
+) -> Hindsight:  # fmt: skip
     """Hindsight for an environment, or a sentence that says why it cannot have it."""
     if goal is None:
         raise UserError(
@@ -201,22 +224,72 @@ def make_hindsight(
                 " compute_reward(achieved_goal, desired_goal, info); give her.distance_threshold if its reward is 0"
                 " near the goal and -1 elsewhere"
             )
-        return Hindsight(goal, options, numpy_reward(compute_reward))
-    reward = distance_reward(options.distance_threshold)
-    if compute_reward is not None:
-        _check_same(options.distance_threshold, reward, compute_reward, goal.desired[1] - goal.desired[0], env_id)
-    return Hindsight(goal, options, reward)
+        reward = numpy_reward(compute_reward)
+    else:
+        reward = distance_reward(options.distance_threshold)
+        if compute_reward is not None:
+            _check_same(options.distance_threshold, reward, compute_reward, goal.desired[1] - goal.desired[0], env_id)
+    return Hindsight(goal, options, reward, make_ends(options, goal, reward, compute_terminated, env_id))
+
+
+# --- ends of episodes ----------------------------------------------------------------------------------------------
+
+
+def make_ends(
+    options: HerOptions, goal: GoalSpec, reward: Reward, compute_terminated: Callable[..., Any] | None, env_id: str
+) -> Ends | None:
+    """When a row ends its episode because of its goal; None: never. With a distance threshold, everything stays inside
+    the graph, so `compute_terminated` must then follow the same threshold or never end an episode."""
+    if options.terminate_at_goal is False or (compute_terminated is None and options.terminate_at_goal is None):
+        return None
+    if compute_terminated is None:
+        return lambda achieved, desired: reward(achieved, desired) >= reward(desired, desired)
+    size = goal.desired[1] - goal.desired[0]
+    terminated = _for_batches(compute_terminated, size)
+    if options.distance_threshold is None:
+        ends = numpy_reward(terminated)
+        return lambda achieved, desired: ends(achieved, desired) > 0.5
+    achieved, desired = _near_and_far(options.distance_threshold, size)
+    theirs = terminated(achieved, desired, {}) > 0.5
+    if not theirs.any():
+        return None
+    if not np.array_equal(theirs, reward(torch.from_numpy(achieved), torch.from_numpy(desired)).numpy() == 0.0):
+        raise UserError(
+            f"her.distance_threshold = {options.distance_threshold:g} does not tell when {env_id} ends an episode: its"
+            " compute_terminated differs; leave the threshold out so that the environment's methods are called"
+        )
+    return lambda achieved, desired: reward(achieved, desired) == 0.0
+
+
+def _for_batches(compute_terminated: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """`compute_terminated` for batches [B, G]. Several environments define it for one pair of goals only."""
+    try:
+        batched = np.shape(compute_terminated(*np.zeros((2, 2, size), np.float32), {})) == (2,)
+    except ValueError:  # "the truth value of an array with more than one element is ambiguous"
+        batched = False
+    if batched:
+        return compute_terminated
+
+    def each(achieved: Any, desired: Any, info: Any) -> Any:
+        return np.array([bool(compute_terminated(*pair, info)) for pair in zip(achieved, desired)], np.float32)
+
+    return each
+
+
+def _near_and_far(threshold: float, size: int) -> tuple[Any, Any]:
+    """Achieved and desired goals [64, G]: half of them within the threshold, half beyond it."""
+    g = np.random.default_rng(0)
+    desired, direction = g.uniform(-1.0, 1.0, (2, 64, size)).astype(np.float32)
+    direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+    distance = threshold * np.concatenate([np.linspace(0.0, 0.98, 32), np.linspace(1.02, 4.0, 32)])
+    return desired + (direction * distance[:, None]).astype(np.float32), desired
 
 
 def _check_same(
     threshold: float, reward: Reward, compute_reward: Callable[..., Any], size: int, env_id: str
 ) -> None:  # fmt: skip
     """A threshold that is not the environment's would teach another task."""
-    g = np.random.default_rng(0)
-    desired, direction = g.uniform(-1.0, 1.0, (2, 64, size)).astype(np.float32)
-    direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
-    distance = threshold * np.concatenate([np.linspace(0.0, 0.98, 32), np.linspace(1.02, 4.0, 32)])
-    achieved = desired + (direction * distance[:, None]).astype(np.float32)
+    achieved, desired = _near_and_far(threshold, size)
     ours = reward(torch.from_numpy(achieved), torch.from_numpy(desired)).numpy()
     theirs = np.asarray(compute_reward(achieved, desired, {}), np.float32)
     if theirs.shape != ours.shape or not np.array_equal(ours, theirs):

@@ -3,7 +3,7 @@ how they are changed; the same recipe always gives the same data."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -30,7 +30,7 @@ class DatasetRecipe(BaseModel):
     """Number of transitions; 0: all of a file, or 10 000 if they are collected."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the episodes and the random actions."""
-    env_id: Annotated[str, Field(pattern=r"^[^:]*$")] | None = None
+    env_id: str | None = None
     """Environment in which data is collected; empty: the environment of the run."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of that environment."""

@@ -159,11 +159,27 @@ class PrioritizedReplay(Replay):
 
     def write(self, data: Data, row: Data, advance: Tensor) -> Tensor:
         spare = self.slots(data["count"] + 1)  # the row that the next write overwrites: not to be sampled any more
+        oldest = None if self.frames is None else self.oldest(data).clone()
         slots = super().write(data, row, advance)
-        rows = torch.cat([slots, spare], -1)
         top = torch.where(advance, data["max_priority"].unsqueeze(-1), 0.0)
-        self._set(data, rows, torch.cat([top, torch.where(advance, 0.0, data["priority"].gather(-1, spare))], -1))
+        if oldest is None:
+            cleared = torch.where(advance, 0.0, data["priority"].gather(-1, spare))
+            self._set(data, torch.cat([slots, spare], -1), torch.cat([top, cleared], -1))
+        else:
+            rows, value = self._without_frames(data, oldest, slots, top)
+            self._set(data, torch.cat([slots, rows], -1), torch.cat([top, value], -1))
         return slots
+
+    def _without_frames(self, data: Data, oldest: Tensor, slots: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows whose frames a write took away, with the priority 0: [S, K] each. In place of rows that are still
+        complete, the new row of the environment is named again, with its own priority."""
+        assert self.frames is not None
+        ahead = torch.arange(1 + self.frames.lost_at_once, device=oldest.device)
+        times = oldest.unsqueeze(-1) + ahead  # [S, N, ahead]
+        gone = times < self.oldest(data).unsqueeze(-1)
+        base = (torch.arange(self.num_envs, device=oldest.device) * self.stride).unsqueeze(-1)
+        rows = torch.where(gone, base + times % self.stride, slots.unsqueeze(-1))
+        return rows.flatten(1), torch.where(gone, 0.0, top.unsqueeze(-1)).flatten(1)
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         block_end = torch.cumsum(data["block_sum"], -1)
@@ -185,8 +201,6 @@ class PrioritizedReplay(Replay):
         beta = self.beta + (1.0 - self.beta) * progress
         weights = torch.pow(held * probability, -beta)
         batch["weights"] = weights / weights.max()
-        if self.frames is not None:  # a row whose frames are gone already has no say until it is overwritten
-            batch["weights"] = torch.where(time >= self.oldest(data)[env], batch["weights"], 0.0)
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:

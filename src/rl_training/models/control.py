@@ -15,11 +15,15 @@ from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 
 class Actor(nn.Module):
-    """Torso and one linear head: mean and log-std of a Gaussian, or the action before its tanh."""
+    """Torso and one linear head: mean and log-std of a Gaussian, or the action before its tanh.
+
+    On images it has an encoder of its own, which its own loss trains. For continuous actions, the hidden layers follow.
+    """
 
     def __init__(self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
         super().__init__()
-        self.torso, self.features = torso(spec, hidden_sizes, activation)
+        continuous = spec.action.kind == "box"
+        self.torso, self.features = torso(spec, hidden_sizes, activation, hidden_after_cnn=continuous)
         self.head = nn.Linear(self.features, outputs)
 
     def forward(self, obs: Tensor, with_features: bool = False) -> Any:
@@ -47,12 +51,13 @@ class EnsembleNorm(nn.Module):
 class EnsembleCritic(nn.Module):
     """E critics Q(s, a) as batched products: [B, ...], [B, A] -> [E, B]; [E, B, Z] with Z outputs (quantiles, atoms).
 
-    The members share the encoder of images. `members` selects the critics to evaluate; dropout is on with a `key`.
+    The members share the encoder of images. LayerNorm comes before the activation, or after it with `norm_last`.
+    `members` selects the critics to evaluate; dropout is on with a `key`.
     """
 
     def __init__(
         self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu",
-        layer_norm: bool = False, dropout: float = 0.0, outputs: int = 1,
+        layer_norm: bool = False, dropout: float = 0.0, outputs: int = 1, norm_last: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.members, self.dropout = members, dropout
@@ -60,10 +65,10 @@ class EnsembleCritic(nn.Module):
         size += spec.action.dim
         layers: list[nn.Module] = []
         for width in hidden_sizes:
-            layers.append(EnsembleLinear(members, size, width))
-            if layer_norm:
-                layers.append(EnsembleNorm(members, width))
-            layers.append(ACTIVATIONS[activation]())
+            norm: list[nn.Module] = [EnsembleNorm(members, width)] if layer_norm else []
+            active = ACTIVATIONS[activation]()
+            after = [active, *norm] if norm_last else [*norm, active]
+            layers += [EnsembleLinear(members, size, width), *after]
             size = width
         self.hidden = nn.Sequential(*layers)
         self.head = EnsembleScalar(members, size) if outputs == 1 else EnsembleLinear(members, size, outputs)
@@ -94,12 +99,13 @@ class ActorCriticModel(nn.Module):
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, actor_outputs: int, num_critics: int = 2,
         activation: str = "relu", layer_norm: bool = False, dropout: float = 0.0, critic_outputs: int = 1,
+        norm_last: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.spec = spec
         self.actor = Actor(spec, actor_outputs * spec.action.dim, hidden_sizes, activation)
         self.critic = EnsembleCritic(
-            spec, num_critics, hidden_sizes, activation, layer_norm, dropout, outputs=critic_outputs
+            spec, num_critics, hidden_sizes, activation, layer_norm, dropout, critic_outputs, norm_last
         )
 
 

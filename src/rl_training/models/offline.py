@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rl_training.models.control import Actor, BySizes, EnsembleCritic
 from rl_training.models.layers import Scalar
 from rl_training.models.torsos import mlp, torso
-from rl_training.models.value import EnsembleQNetwork
+from rl_training.models.value import DiscreteSACModel
 from rl_training.ops.distributions import for_action
 from rl_training.spec import EnvSpec
 
@@ -45,8 +45,8 @@ class StateValue(nn.Module):
         return value
 
 
-class IQLModel(nn.Module):
-    """Policy with actions in [-1, 1], critics Q(s, a) and a value V(s): IQL, XQL."""
+class AWACModel(nn.Module):
+    """Policy with actions in [-1, 1] and critics: AWAC, CRR."""
 
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 2,
@@ -56,31 +56,25 @@ class IQLModel(nn.Module):
         self.spec = spec
         self.actor = GaussianActor(spec, hidden_sizes, activation)
         self.critic = EnsembleCritic(spec, num_critics, hidden_sizes, activation, layer_norm)
+
+
+class IQLModel(AWACModel):
+    """Policy with actions in [-1, 1], critics Q(s, a) and a value V(s): IQL, XQL."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, activation: str = "relu", **options: Any
+    ) -> None:
+        super().__init__(spec, hidden_sizes, activation=activation, **options)
         self.value = StateValue(spec, hidden_sizes, activation)
 
 
-class AWACModel(nn.Module):
-    """Policy with actions in [-1, 1] and critics: AWAC, CRR."""
-
-    def __init__(
-        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 2, activation: str = "relu"
-    ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.actor = GaussianActor(spec, hidden_sizes, activation)
-        self.critic = EnsembleCritic(spec, num_critics, hidden_sizes, activation)
-
-
-class DiscreteIQLModel(nn.Module):
+class DiscreteIQLModel(DiscreteSACModel):
     """Categorical policy, critics that return the values of all actions, and a value V(s)."""
 
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, num_critics: int = 2, activation: str = "relu"
     ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.actor = Actor(spec, spec.action.n, hidden_sizes, activation)  # logits [B, A]
-        self.critic = EnsembleQNetwork(spec, num_critics, hidden_sizes, activation)
+        super().__init__(spec, hidden_sizes, num_critics=num_critics, activation=activation)
         self.value = StateValue(spec, hidden_sizes, activation)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.layers import Scalar, orthogonal
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import Cnn, torso
 from rl_training.spec import EnvSpec
 
 
@@ -22,11 +22,11 @@ class Actor(nn.Module):
 
     def __init__(
         self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh",
-        log_std_init: float = 0.0,
+        log_std_init: float = 0.0, cnn: Cnn = "nature",
     ) -> None:  # fmt: skip
         super().__init__()
         gaussian = spec.action.kind == "box"
-        self.actor_torso, self.features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
+        self.actor_torso, self.features = torso(spec, hidden_sizes, activation, math.sqrt(2.0), cnn)
         self.actor_head = orthogonal(nn.Linear(self.features, spec.action.dim if gaussian else outputs), 0.01)
         self.log_std = nn.Parameter(torch.full((spec.action.dim,), log_std_init)) if gaussian else None
 
@@ -42,9 +42,11 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh") -> None:
+    def __init__(
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh", cnn: Cnn = "nature"
+    ) -> None:
         super().__init__()
-        self.torso, features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
+        self.torso, features = torso(spec, hidden_sizes, activation, math.sqrt(2.0), cnn)
         self.head = Scalar(features, gain=1.0)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -53,18 +55,19 @@ class Critic(nn.Module):
 
 
 class ActorCritic(Actor):
-    """Actor and critic with separate torsos."""
+    """Actor and critic with a torso each, or two heads on one (`shared`)."""
 
     def __init__(
         self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int] = (64, 64), activation: str = "tanh",
-        log_std_init: float = 0.0,
+        log_std_init: float = 0.0, cnn: Cnn = "nature", shared: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(spec, outputs, hidden_sizes, activation, log_std_init)
-        self.critic_torso, features = torso(spec, hidden_sizes, activation, math.sqrt(2.0))
-        self.critic_head = Scalar(features, gain=1.0)
+        super().__init__(spec, outputs, hidden_sizes, activation, log_std_init, cnn)
+        own = None if shared else torso(spec, hidden_sizes, activation, math.sqrt(2.0), cnn)[0]
+        self.critic_torso: nn.Module | None = own
+        self.critic_head = Scalar(self.features, gain=1.0)
 
     def value(self, obs: Tensor) -> Tensor:
-        out: Tensor = self.critic_head(self.critic_torso(obs))
+        out: Tensor = self.critic_head((self.critic_torso or self.actor_torso)(obs))
         return out
 
     def forward(self, obs: Tensor, part: str = "both") -> Any:
@@ -72,4 +75,7 @@ class ActorCritic(Actor):
             return self.policy(obs)
         if part == "value":
             return self.value(obs)
-        return self.policy(obs), self.value(obs)
+        if self.critic_torso is not None:
+            return self.policy(obs), self.value(obs)
+        features = self.actor_torso(obs)
+        return self.head(features), self.critic_head(features)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.models.layers import Scalar, orthogonal
-from rl_training.models.torsos import torso
+from rl_training.models.torsos import Cnn, torso
 from rl_training.models.value import QNetwork, discrete_spec, require_at_least
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
@@ -161,20 +161,21 @@ class MLPRecurrentQNetwork(RecurrentQNetwork):
 
 
 class RecurrentActorCritic(nn.Module):
-    """Actor and critic, each with its own torso, cell and head. The two cells are one batched product.
-
-    The carry is [B, 2, C]: actor, critic.
+    """Actor and critic, each with its own cell and head, and its own torso unless it is `shared`. The two cells are one
+    batched product. The carry is [B, 2, C]: actor, critic.
     """
 
     def __init__(
         self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int] = (64,), activation: str = "tanh",
-        log_std_init: float = 0.0, *, cell: CellKind = "lstm", units: int = 64,
+        log_std_init: float = 0.0, cnn: Cnn = "nature", shared: bool = False, *, cell: CellKind = "lstm",
+        units: int = 64,
     ) -> None:  # fmt: skip
         super().__init__()
         gain = math.sqrt(2.0)
         gaussian = spec.action.kind == "box"
-        self.actor_torso, features = torso(spec, hidden_sizes, activation, gain)
-        self.critic_torso, _ = torso(spec, hidden_sizes, activation, gain)
+        self.actor_torso, features = torso(spec, hidden_sizes, activation, gain, cnn)
+        own = None if shared else torso(spec, hidden_sizes, activation, gain, cnn)[0]
+        self.critic_torso: nn.Module | None = own
         self.cell: Cell = CELLS[cell](features, units, members=2)
         self.actor_head = orthogonal(nn.Linear(units, spec.action.dim if gaussian else outputs), 0.01)
         self.log_std = nn.Parameter(torch.full((spec.action.dim,), log_std_init)) if gaussian else None
@@ -183,7 +184,8 @@ class RecurrentActorCritic(nn.Module):
     def forward(self, obs: Any, carry: Tensor, is_first: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(policy, value, carry after the step) for rows [B, ...], or sequences [T, B, ...] with `is_first` [T, B]."""
         rows = obs if is_first is None else _flatten_time(obs)
-        x = torch.stack([self.actor_torso(rows), self.critic_torso(rows)])  # [2, B, D]
+        seen = self.actor_torso(rows)
+        x = torch.stack([seen, seen if self.critic_torso is None else self.critic_torso(rows)])  # [2, B, D]
         carry = carry.transpose(0, 1)  # [2, B, C]
         if is_first is None:
             carry = self.cell(x, carry)

@@ -122,13 +122,17 @@ def head(in_features: int, units: int, layers: int, out: int, scale: float = 1.0
 
 
 class BlockLinear(nn.Module):
-    """A linear layer with a block-diagonal matrix: block g of the output depends on block g of the input."""
+    """A linear layer with a block-diagonal matrix: block g of the output depends on block g of the input.
+
+    As in the published code, initial weights have the scale of a dense layer: the fan-in counts the inputs of all
+    blocks.
+    """
 
     def __init__(self, in_features: int, out_features: int, blocks: int, fan_in: int = 0) -> None:
         super().__init__()
-        self.blocks, rows = blocks, in_features // blocks
-        weight = torch.empty(blocks, rows, out_features // blocks)
-        self.weight = nn.Parameter(_init_truncated_normal(weight, fan_in or rows))
+        self.blocks = blocks
+        weight = torch.empty(blocks, in_features // blocks, out_features // blocks)
+        self.weight = nn.Parameter(_init_truncated_normal(weight, fan_in or in_features))
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,7 +184,7 @@ class ImageEncoder(nn.Module):
         self.out_features = math.prod(stages[-1])
 
     def forward(self, image: Tensor) -> Tensor:
-        rows: Tensor = self.convs(image.flatten(0, -4).to(torch.float32) * (1.0 / 255.0))
+        rows: Tensor = self.convs(image.flatten(0, -4).to(torch.float32) * (1.0 / 255.0) - 0.5)
         return rows.reshape(*image.shape[:-3], -1)
 
 
@@ -286,7 +290,7 @@ class RSSM(nn.Module):
         self.from_deter, self.from_stoch = dense(deter, units), dense(latents, units)
         self.from_action = dense(actions, units)
         # One layer on [block of deter, all three inputs], in parts: the product with the action needs no state.
-        fan_in = deter // sizes.blocks + 3 * units
+        fan_in = deter + sizes.blocks * 3 * units  # of a block-diagonal layer whose blocks all read the three inputs
         self.join_blocks = BlockLinear(deter, deter, sizes.blocks, fan_in)
         self.join_state = linear(2 * units, deter, fan_in=fan_in, bias=False)
         self.join_action = linear(units, deter, fan_in=fan_in, bias=False)

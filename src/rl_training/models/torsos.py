@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,11 @@ class ConvolutionalNetwork(Keyed):
 
 
 class NatureCNN(ConvolutionalNetwork):
-    """The network of Mnih et al. 2015. Images below 36x36 get smaller kernels. `width` multiplies the channels."""
+    """The network of Mnih et al. 2015. Images below 36x36 get smaller kernels. `width` multiplies the channels.
+
+    An image below 8x8 is rather a grid of codes than a picture, so its values may have any scale. Its convolutions keep
+    the size, and the first one is normalised.
+    """
 
     def __init__(
         self, shape: tuple[int, ...], features: int = 512, gain: float | None = None, *, width: int = 1,
@@ -63,12 +68,16 @@ class NatureCNN(ConvolutionalNetwork):
         elif min(height, length) >= 8:
             plan = [(16, 3, 2), (32, 3, 1)]
         else:
-            raise UserError(f"images must be at least 8x8 for the convolutional network; this one is {height}x{length}")
+            plan = [(16, 3, 1), (32, 3, 1)]
+        small = min(height, length) < 8
         layers: list[nn.Module] = []
-        for out, kernel, stride in plan:
-            conv: nn.Module = nn.Conv2d(channels, out * width, kernel, stride)
-            layers += [conv if gain is None else orthogonal(conv, gain), nn.ReLU()]
-            channels, height, length = out * width, (height - kernel) // stride + 1, (length - kernel) // stride + 1
+        for number, (out, kernel, stride) in enumerate(plan):
+            pad, scaled = (kernel // 2 if small else 0), small and number == 0
+            conv: nn.Module = nn.Conv2d(channels, out * width, kernel, stride, pad, bias=not scaled)
+            layers.append(conv if gain is None else orthogonal(conv, gain))
+            layers += [*([nn.GroupNorm(1, out * width, eps=1e-8)] if scaled else []), nn.ReLU()]
+            channels = out * width
+            height, length = ((side + 2 * pad - kernel) // stride + 1 for side in (height, length))
         self.convs = nn.Sequential(*layers[:-1])  # the last activation is in `forward`
         self.connect(channels * height * length, features, gain, sigma)
 
@@ -98,8 +107,6 @@ class ImpalaCNN(ConvolutionalNetwork):
     ) -> None:  # fmt: skip
         super().__init__()
         channels, height, length = shape
-        if min(height, length) < 8:
-            raise UserError(f"images must be at least 8x8 for the convolutional network; this one is {height}x{length}")
         layers: list[nn.Module] = []
         for out in (16 * width, 32 * width, 32 * width):
             layers += [_conv3(channels, out, gain), nn.MaxPool2d(3, 2, 1), Residual(out, gain), Residual(out, gain)]
@@ -128,15 +135,46 @@ class MixedTorso(Keyed):
         sigma: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.images = nn.ModuleDict(
-            {k: image_network(s.shape, features, gain, cnn, width, sigma) for k, s in parts.items() if s.is_image}
-        )
+        images = {k: image_network(s.shape, features, gain, cnn, width, sigma) for k, s in parts.items() if s.is_image}
+        self.images = nn.ModuleDict(images)
         self.vectors = [k for k, s in parts.items() if not s.is_image]
-        self.out_features = features * len(self.images) + sum(parts[k].shape[0] for k in self.vectors)
+        widths = [parts[k].shape[0] for k in self.vectors]
+        self.out_features = sum(net.out_features for net in images.values()) + sum(widths)
 
     def forward(self, obs: dict[str, Tensor], key: Tensor | None = None) -> Tensor:
         images = [call(cnn, obs[k], key, number) for number, (k, cnn) in enumerate(self.images.items())]
         return torch.cat(images + [obs[k] for k in self.vectors], -1)
+
+
+class OwnFeatures(nn.Module):
+    """A copy of the user's own network for observations, `spec.features`, with the size of its output."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        given = spec.features
+        network = copy.deepcopy(given) if isinstance(given, nn.Module) else given(spec)
+        if not isinstance(network, nn.Module):
+            raise UserError(f"features must be a module or a function that makes one, not {type(network).__name__}")
+        self.network = network
+        seen = spec.observation
+        zeros: Any = {k: _zeros(part) for k, part in seen.items()} if isinstance(seen, dict) else _zeros(seen)
+        try:
+            with torch.no_grad():
+                out = network(zeros)
+        except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise UserError(f"features cannot read the observations of {spec.env_id}, {seen}: {error}") from error
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 2:
+            shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(f"features must return one vector for each observation, [B, D]; for B = 2 it was {shape}")
+        self.out_features = out.shape[1]
+
+    def forward(self, obs: Any) -> Tensor:
+        out: Tensor = self.network(obs)
+        return out
+
+
+def _zeros(part: ArraySpec) -> Tensor:
+    return torch.zeros(2, *part.shape, dtype=getattr(torch, part.dtype))
 
 
 FEATURES: dict[Cnn, int] = {"nature": 512, "impala": 256}  # width of the papers' fully connected layer
@@ -146,11 +184,15 @@ def observation_encoder(
     spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Cnn = "nature", width: int = 1,
     sigma: float = 0.0,
 ) -> tuple[nn.Module, int]:  # fmt: skip
-    """(network, output size) that maps an observation to a vector: the identity for vectors, a CNN for images, or both.
+    """(network, output size) that maps an observation to a vector: the identity for vectors, a CNN for images, or both;
+    or the user's own network.
 
     `features` of the image network defaults to the paper's: 512 (nature) or 256 (impala); 0 leaves out its fully
     connected layer. With several parts, each image has half as many.
     """
+    if spec.features is not None:
+        own = OwnFeatures(spec)
+        return own, own.out_features
     observation = spec.observation
     features = FEATURES[cnn] if features is None else features
     if isinstance(observation, dict):
@@ -164,14 +206,14 @@ def observation_encoder(
 
 def torso(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
-    cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0,
+    cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0, hidden_after_cnn: bool = False, layer_norm: bool = False,
 ) -> tuple[nn.Module, int]:  # fmt: skip
     """(network, output size): encoder and hidden layers, noisy if `sigma` > 0. Images have no hidden layers after the
-    CNN."""
+    CNN unless `hidden_after_cnn`."""
     encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width, sigma=sigma)
-    if isinstance(encoder, ConvolutionalNetwork):
+    if isinstance(encoder, ConvolutionalNetwork) and not hidden_after_cnn:
         return encoder, size
-    hidden = mlp(size, hidden_sizes, activation, gain, sigma=sigma)
+    hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
     out = hidden_sizes[-1] if hidden_sizes else size
     return (hidden, out) if isinstance(encoder, nn.Identity) else (Chain(encoder, hidden), out)
 
@@ -187,11 +229,11 @@ class Body(NamedTuple):
 
 def body(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", cnn: Cnn = "nature", width: int = 1,
-    sigma: float = 0.0,
+    sigma: float = 0.0, layer_norm: bool = False,
 ) -> Body:  # fmt: skip
     """The part of `torso` before its last fully connected layer: the convolutions, or all hidden layers but one."""
-    if isinstance(spec.observation, ArraySpec) and spec.observation.is_image:
+    if spec.features is None and isinstance(spec.observation, ArraySpec) and spec.observation.is_image:
         convs, size = observation_encoder(spec, 0, cnn=cnn, width=width)
         return Body(convs, size, FEATURES[cnn], "relu")
-    network, size = torso(spec, hidden_sizes[:-1], activation, cnn=cnn, width=width, sigma=sigma)
+    network, size = torso(spec, hidden_sizes[:-1], activation, cnn=cnn, width=width, sigma=sigma, layer_norm=layer_norm)
     return Body(network, size, hidden_sizes[-1] if hidden_sizes else 0, activation)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import UserError
-from rl_training.models.control import Actor
+from rl_training.models.control import Actor, EnsembleNorm
 from rl_training.models.layers import ACTIVATIONS, Chain, EnsembleLinear, call, dense
 from rl_training.models.torsos import ConvolutionalNetwork, body, observation_encoder
 from rl_training.ops.quantiles import cosine_embedding_features, quantile_midpoints
@@ -31,11 +31,14 @@ def require_at_least(low: int, **sizes: int) -> None:
 _TORSO = 3  # the torso's fold of the key; the streams have 0 and 1, the fractions of IQN have 2
 
 
-def stream(features: int, hidden: int, outputs: int, activation: str = "relu", sigma: float = 0.0) -> nn.Module:
+def stream(
+    features: int, hidden: int, outputs: int, activation: str = "relu", sigma: float = 0.0, layer_norm: bool = False
+) -> nn.Module:
     """A hidden layer, unless its width is 0, and an output layer; both noisy if `sigma` > 0."""
     if not hidden:
         return dense(features, outputs, sigma)
-    return Chain(dense(features, hidden, sigma), ACTIVATIONS[activation](), dense(hidden, outputs, sigma))
+    norm = [nn.LayerNorm(hidden)] if layer_norm else []
+    return Chain(dense(features, hidden, sigma), *norm, ACTIVATIONS[activation](), dense(hidden, outputs, sigma))
 
 
 class QNetwork(nn.Module):
@@ -51,14 +54,15 @@ class QNetwork(nn.Module):
     def __init__(
         self, torso: nn.Module, features: int, num_actions: int, *, hidden: int = 0, activation: str = "relu",
         outputs: int = 1, dueling: bool = False, noisy: bool = False, noisy_sigma: float = 0.5, squeeze: bool = True,
+        layer_norm: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_actions, self.outputs, self.dueling, self.noisy = num_actions, outputs, dueling, noisy
         self.squeeze = squeeze and outputs == 1  # a distribution keeps its axis even with one atom or quantile
         self.torso = torso
         sigma = noisy_sigma if noisy else 0.0
-        self.advantage = stream(features, hidden, num_actions * outputs, activation, sigma)
-        self.value = stream(features, hidden, outputs, activation, sigma) if dueling else None
+        self.advantage = stream(features, hidden, num_actions * outputs, activation, sigma, layer_norm)
+        self.value = stream(features, hidden, outputs, activation, sigma, layer_norm) if dueling else None
 
     def forward(self, obs: Tensor, key: Tensor | None = None) -> Tensor:
         return self.head(self.encode(obs, key), key)
@@ -77,16 +81,17 @@ class QNetwork(nn.Module):
 
 
 class C51QNetwork(QNetwork):
-    """Logits of the return distribution on `num_atoms` values from v_min to v_max: [B, A, num_atoms]."""
+    """Logits of the return distribution on `num_atoms` values from v_min to v_max, or on a range that the algorithm
+    finds ("auto"): [B, A, num_atoms]."""
 
     output_kind = "logits of atoms"
 
     def __init__(
-        self, torso: nn.Module, features: int, num_actions: int, *, num_atoms: int = 51, v_min: float = -10.0,
-        v_max: float = 10.0, **options: Any,
+        self, torso: nn.Module, features: int, num_actions: int, *, num_atoms: int = 51,
+        v_min: float | str = -10.0, v_max: float | str = 10.0, **options: Any,
     ) -> None:  # fmt: skip
         require_at_least(2, num_atoms=num_atoms)
-        if v_min >= v_max:
+        if not isinstance(v_min, str) and not isinstance(v_max, str) and v_min >= v_max:
             raise UserError(f"v_min = {v_min:g} must be below v_max = {v_max:g}")
         super().__init__(torso, features, num_actions, outputs=num_atoms, squeeze=False, **options)
         self.num_atoms, self.v_min, self.v_max = num_atoms, v_min, v_max
@@ -196,13 +201,17 @@ class EnsembleQNetwork(nn.Module):
     """E Q-networks: [B, ...] -> [E, B, A]. Each has its own encoder of images, as in CleanRL; the other layers are
     batched products. Plain images have no hidden layers after the encoder."""
 
-    def __init__(self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
+    def __init__(
+        self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu",
+        layer_norm: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         encoders, sizes = zip(*(observation_encoder(spec) for _ in range(members)))
         self.encoders = nn.ModuleList(() if isinstance(encoders[0], nn.Identity) else encoders)
         size, layers = sizes[0], []
         for width in () if isinstance(encoders[0], ConvolutionalNetwork) else hidden_sizes:
-            layers += [EnsembleLinear(members, size, width), ACTIVATIONS[activation]()]
+            norm = [EnsembleNorm(members, width)] if layer_norm else []
+            layers += [EnsembleLinear(members, size, width), *norm, ACTIVATIONS[activation]()]
             size = width
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, size, spec.action.n))
 
@@ -216,12 +225,13 @@ class DiscreteSACModel(nn.Module):
     """A categorical actor, and an ensemble of critics that return the values of all actions."""
 
     def __init__(
-        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), *, num_critics: int = 2, activation: str = "relu"
-    ) -> None:
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (64, 64), *, num_critics: int = 2, activation: str = "relu",
+        layer_norm: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.spec = spec
         self.actor = Actor(spec, spec.action.n, hidden_sizes, activation)  # logits [B, A]
-        self.critic = EnsembleQNetwork(spec, num_critics, hidden_sizes, activation)
+        self.critic = EnsembleQNetwork(spec, num_critics, hidden_sizes, activation, layer_norm)
 
 
 class MLPDiscreteSACModel(DiscreteSACModel):
@@ -236,11 +246,17 @@ class MLPTorsoMixin:
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: Sequence[int] = (64, 64), *, activation: str = "relu",
-        noisy: bool = False, noisy_sigma: float = 0.5, **options: Any,
+        noisy: bool = False, noisy_sigma: float = 0.5, layer_norm: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        spec = discrete_spec(obs_dim, num_actions)
-        network, features, *last = body(spec, hidden_sizes, activation, sigma=noisy_sigma if noisy else 0.0)
-        options |= {"hidden": last[0], "activation": last[1], "noisy": noisy, "noisy_sigma": noisy_sigma}
+        spec, sigma = discrete_spec(obs_dim, num_actions), noisy_sigma if noisy else 0.0
+        network, features, *last = body(spec, hidden_sizes, activation, sigma=sigma, layer_norm=layer_norm)
+        options |= {
+            "layer_norm": layer_norm,
+            "hidden": last[0],
+            "activation": last[1],
+            "noisy": noisy,
+            "noisy_sigma": noisy_sigma,
+        }
         super().__init__(network, features, num_actions, **options)  # type: ignore[call-arg]
         self.spec = spec
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rl_training.errors import UserError
 from rl_training.ops import rng
+from rl_training.ops.action_masks import forbid
 
 if TYPE_CHECKING:
     from rl_training.spec import ActionSpec
@@ -74,8 +75,7 @@ class Distribution(ABC):
             return out
         if not self.discrete:
             raise UserError(f"action masks need a discrete action space; {type(self).__name__} is continuous")
-        # Finite, so that probability 0 times this value is 0, not NaN. Half the minimum keeps log_softmax finite.
-        return torch.where(mask, out, torch.finfo(out.dtype).min / 2)
+        return forbid(out, mask)
 
 
 @dataclass(frozen=True)

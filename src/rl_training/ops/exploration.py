@@ -1,4 +1,5 @@
-"""Exploration noise for continuous actions: unit-variance noise with one of three correlations over time.
+"""Exploration: epsilon-greedy for discrete actions; for continuous ones, unit-variance noise with one of three
+correlations over time.
 
 An algorithm multiplies the noise by its own scale: a fixed standard deviation (DDPG, TD3, NAF, D4PG) or the one its
 policy learned (SAC and its variants, MPO). The state of the process between two steps is a tree, the *carry*. The
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops import rng
+from rl_training.ops.action_masks import forbid, random_allowed
 
 Kind = Literal["gaussian", "ou", "gsde"]
 Carry = Any
@@ -62,3 +64,16 @@ class Exploration:
         matrix = torch.where(due.view(-1, 1, 1), drawn, carry["matrix"])
         direction = features / torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp(min=1e-8)
         return {"age": age + 1, "matrix": matrix}, (direction.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+def epsilon_greedy(q: Tensor, epsilon: Tensor | float, key: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Actions [B] for values [B, A]: the best one, or with probability epsilon a uniform one, of those allowed."""
+    greedy = forbid(q, mask).argmax(-1)
+    draw = rng.uniform(key, (2, greedy.shape[0]))
+    random = (draw[1] * q.shape[-1]).to(torch.int64) if mask is None else random_allowed(draw[1], mask)
+    return torch.where(draw[0] < epsilon, random, greedy)
+
+
+def falling_epsilon(progress: Tensor, initial: float, final: float, fraction: float) -> Tensor:
+    """Epsilon, which falls linearly over the first `fraction` of training and stays."""
+    return initial + torch.clamp(progress / max(fraction, 1e-8), max=1.0) * (final - initial)

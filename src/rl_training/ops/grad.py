@@ -3,7 +3,8 @@ and vmap. In eager mode, `torch.autograd.grad` on detached leaves is twice as fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,20 @@ from rl_training.ops.torch_internals import is_wrapped
 from rl_training.ops.tree import tree_leaves, tree_map
 
 P = TypeVar("P")
+Outcome = tuple[Any, Any, Any]  # (value, aux, gradients)
+_exchange: Callable[[Callable[[], Outcome]], Outcome] | None = None
+
+
+@contextmanager
+def gradient_exchange(exchange: Callable[[Callable[[], Outcome]], Outcome]) -> Iterator[None]:
+    """Within this context, `exchange(compute)` decides what a gradient is: it may average the outcome of `compute()`
+    over processes, keep it, or return another one. In eager mode only: a graph would not call it again."""
+    global _exchange
+    previous, _exchange = _exchange, exchange
+    try:
+        yield
+    finally:
+        _exchange = previous
 
 
 def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[Tensor, Any, P]:
@@ -20,11 +35,15 @@ def value_and_grad(loss: Callable[[P], tuple[Tensor, Any]], params: P) -> tuple[
     if _transformed(tree_leaves(params)[0]):
         grads, (value, aux) = torch.func.grad_and_value(loss, has_aux=True)(params)
         return value, aux, grads
-    with torch.enable_grad():
-        tracked = tree_map(lambda p: p.detach().requires_grad_(), params)
-        value, aux = loss(tracked)
-        flat = iter(torch.autograd.grad(value, tree_leaves(tracked)))
-    return value.detach(), tree_map(lambda x: x.detach(), aux), tree_map(lambda _: next(flat), tracked)
+
+    def compute() -> Outcome:
+        with torch.enable_grad():
+            tracked = tree_map(lambda p: p.detach().requires_grad_(), params)
+            value, aux = loss(tracked)
+            flat = iter(torch.autograd.grad(value, tree_leaves(tracked)))
+        return value.detach(), tree_map(lambda x: x.detach(), aux), tree_map(lambda _: next(flat), tracked)
+
+    return compute() if _exchange is None else _exchange(compute)
 
 
 def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, Callable[[Any], P]]:
@@ -40,7 +59,8 @@ def pullback(fn: Callable[[P], tuple[Any, Any]], params: P) -> tuple[Any, Any, C
 
     def back(grads: Any) -> P:
         flat = iter(torch.autograd.grad(tree_leaves(out), tree_leaves(tracked), tree_leaves(grads)))
-        return tree_map(lambda _: next(flat), tracked)
+        found = tree_map(lambda _: next(flat), tracked)
+        return found if _exchange is None else _exchange(lambda: (None, None, found))[2]
 
     return tree_map(lambda x: x.detach(), out), tree_map(lambda x: x.detach(), aux), back
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_training.ops import rng
-
 
 def unimix(logits: Tensor, share: float) -> Tensor:
     """Log-probabilities `[..., C]` of a mixture: `share` uniform, the rest softmax(logits). Keeps the KL finite."""
@@ -31,11 +29,6 @@ def straight_through(log_probs: Tensor, codes: Tensor) -> Tensor:
     """One-hot samples `[..., C]` with the gradient of the probabilities (Bengio 2013; DreamerV2, Algorithm 1)."""
     probs = log_probs.exp()
     return one_hot(codes, log_probs.shape[-1]) + (probs - probs.detach())
-
-
-def draw(log_probs: Tensor, key: Tensor) -> Tensor:
-    """Sample codes `[...]` from distributions `[..., C]`."""
-    return sample_codes(log_probs, rng.uniform(key, tuple(log_probs.shape[:-1])))
 
 
 def kl(left: Tensor, right: Tensor) -> Tensor:

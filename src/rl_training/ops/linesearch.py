@@ -29,16 +29,6 @@ def solver_step(matvec: Callable[[Tensor], Tensor], solver: Solver, tol: float =
     return {"solution": solution + step * direction, "residual": residual, "direction": residual + grown * direction}
 
 
-def conjugate_gradient(
-    matvec: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10, tol: float = 1e-10
-) -> Tensor:
-    """Solve A x = b for the symmetric positive definite A behind `matvec`, with `iterations` products."""
-    solver = begin_solver(b)
-    for _ in range(iterations):
-        solver = solver_step(matvec, solver, tol)
-    return solver["solution"]
-
-
 def backtracking(
     accepts: Callable[[Tensor], Tensor], like: Tensor, iterations: int = 10, shrink: float = 0.8
 ) -> Tensor:

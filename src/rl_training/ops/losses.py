@@ -59,3 +59,12 @@ def expectile_loss(diff: Tensor, expectile: float | Tensor) -> Tensor:
 def gaussian_nll(mean: Tensor, log_var: Tensor, target: Tensor) -> Tensor:
     """-log N(target; mean, exp(log_var)), elementwise."""
     return 0.5 * ((target - mean).square() * torch.exp(-log_var) + log_var + math.log(2.0 * math.pi))
+
+
+def explained_variance(values: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
+    """1 - Var(returns - values) / Var(returns): 1 if the critic predicts the returns, 0 if it is no better than their
+    mean, as Stable-Baselines3 logs it."""
+    mean = weighted_mean(returns, weights)
+    rest = returns - values
+    left = weighted_mean((rest - weighted_mean(rest, weights)) ** 2, weights)
+    return 1.0 - left / weighted_mean((returns - mean) ** 2, weights).clamp(min=1e-12)

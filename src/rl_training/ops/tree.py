@@ -79,5 +79,9 @@ def fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = 
             raise UserError(
                 f"the checkpoint does not fit this configuration: {name} {found}, expected {tuple(leaf.shape)}"
             )
+        if saved.dtype != leaf.dtype:
+            raise UserError(
+                f"the checkpoint does not fit this configuration: {name} has the type {saved.dtype}, not {leaf.dtype}"
+            )
         leaf.copy_(saved)
     return tree

@@ -9,11 +9,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import NetworkHyper, OffPolicyHyper, Positive, Widths, constant
+from rl_training.algorithms.base import Algorithm, Choice, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import (
+    NetworkHyper,
+    ObservationFields,
+    OffPolicyHyper,
+    Positive,
+    Widths,
+    constant,
+)
+from rl_training.algorithms.observations import ObservationReader, normalises
 from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
 from rl_training.errors import UserError
+from rl_training.models.renorm import RenormActor
+from rl_training.ops.distributions import DiagGaussian, SquashedGaussian
 from rl_training.ops.exploration import Exploration, Kind
 from rl_training.ops.nets import Net
 from rl_training.ops.tree import tree_map
@@ -38,18 +48,16 @@ class ContinuousFields(NetworkHyper):
     """Hindsight replay for goal environments: `{strategy: future, n_sampled_goal: 4}`; empty: off."""
 
 
-class ContinuousHyper(ContinuousFields, OffPolicyHyper):
+class ContinuousHyper(ObservationFields, ContinuousFields, OffPolicyHyper):
     """Settings of online algorithms."""
 
     learning_starts: int = Field(100, ge=0)
-    """Environment steps with random actions before the first update."""
 
 
 class DeterministicFields(ContinuousFields):
     """Settings of deterministic policies."""
 
     learning_rate: Positive = constant(1e-3)
-    """Step size of the optimiser; a number or a schedule."""
     exploration_noise: Positive = constant(0.1)
     """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
 
@@ -72,8 +80,8 @@ class Behaviour(NamedTuple):
 class ActorNet:
     """The actor network as a function of its parameters. A renormalised one reads running statistics from `extra`."""
 
-    def __init__(self, net: Net, renormalised: bool) -> None:
-        self.net, self.renormalised = net, renormalised
+    def __init__(self, net: Net) -> None:
+        self.net, self.renormalised = net, isinstance(net.module, RenormActor)
 
     def init_extra(self) -> dict[str, Any]:
         """Its entries of `state.extra`."""
@@ -105,12 +113,21 @@ class ContinuousControl(Algorithm[C]):
     squash: ClassVar[Literal["tanh", "clamp"]] = "clamp"
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        """The policy's output for obs; all that an algorithm has to define in order to act."""
-        raise NotImplementedError
+        """The policy's output for obs: a Gaussian, or an action with noise of the scale in the settings."""
+        out, features = self.actor_net(state.params[self.actor], state.extra, obs, True)
+        if isinstance(self.hp, DeterministicFields):
+            return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
+        mean, log_std = self.dist.split(out)
+        return Behaviour(mean, log_std.exp(), features)
+
+    def init_extra(self) -> dict[str, Any]:
+        return {**self.reader.init_extra()}
 
     def setup(self) -> None:
         hp, network = self.hp, self.nets[self.actor].module
-        self.adam = self.optimizer()
+        self.actor_net = ActorNet(self.nets[self.actor])
+        self.dist = (SquashedGaussian if self.squash == "tanh" else DiagGaussian)(self.spec.action.dim)
+        self.reader = ObservationReader(self.spec, normalises(hp))
         features = int(getattr(network, "features", 0))
         if hp.exploration == "gsde" and not features:
             raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")
@@ -128,10 +145,8 @@ class ContinuousControl(Algorithm[C]):
     def init_carry(self, batch: int) -> Tree:
         return self.exploration.init(batch)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        mean, deviation, features = self.behaviour(state, obs)
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
+        mean, deviation, features = self.behaviour(state, self.reader.normalised(state.extra, obs))
         if explore:
             carry, noise = self.exploration.noise(carry, key, mean.shape[0], features)
             mean = mean + deviation * noise

@@ -18,9 +18,7 @@ from rl_training.ops.optim import Optimizer
 
 class CrossQHyper(RenormFields, SACReplayHyper):
     learning_rate: Positive = constant(1e-3)
-    """Step size of the optimiser; a number or a schedule."""
     policy_delay: int = Field(3, ge=1)
-    """Gradient steps of the critics for each one of actor and temperature."""
     adam_beta1: float = Field(0.5, ge=0.0, lt=1.0)
     """Decay of the optimiser's first moment (the paper's 0.5 in place of the usual 0.9)."""
 

@@ -1,20 +1,25 @@
 """Distributional deterministic policy gradients, D4PG (Barth-Maron et al. 2018), in one process.
 
-The critic is a categorical distribution over fixed atoms, learned from n-step returns with the projection of C51; the
+The critic is a categorical distribution over atoms, learned from n-step returns with the projection of C51; the
 actor climbs its expected value. Both learn in one backward pass, from the weights before the update (Algorithm 1).
+By default the range of the atoms is found in training (algorithms/support.py).
+
 Deviations: no distributed actors (`num_envs` collects in parallel); uniform replay unless `prioritized`;
 Polyak-averaged targets instead of periodic copies.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, DeterministicHyper
+from rl_training.algorithms.continuous.base import ContinuousControl, DeterministicHyper
 from rl_training.algorithms.hyper import Positive, constant
+from rl_training.algorithms.support import Support, SupportFields
 from rl_training.data.storage import Batch
 from rl_training.models.control import D4PGModel
 from rl_training.ops import categorical
@@ -24,27 +29,12 @@ from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
 
 
-class D4PGHyper(DeterministicHyper):
+class D4PGHyper(SupportFields, DeterministicHyper):
     learning_rate: Positive = constant(3e-4)
-    """Step size of the optimiser; a number or a schedule."""
     n_step: int = Field(5, ge=1)
-    """Rewards summed before bootstrapping."""
     exploration_noise: Positive = constant(0.2)
-    """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
-    num_atoms: int = Field(51, ge=2)
-    """Atoms of the value distribution."""
-    v_min: float = -150.0
-    """Smallest return that can be represented."""
-    v_max: float = 150.0
-    """Largest return that can be represented."""
     layer_norm: bool = True
     """LayerNorm in the critic."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> D4PGHyper:
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min = {self.v_min} must be below v_max = {self.v_max}")
-        return self
 
 
 def d4pg_loss(
@@ -72,16 +62,31 @@ class D4PG(ContinuousControl[D4PGHyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
+        bounds: dict[str, Any] = {} if isinstance(hp.v_min, str) else {"v_min": hp.v_min, "v_max": hp.v_max}
         model = D4PGModel(
-            spec, hp.hidden_sizes, num_atoms=hp.num_atoms, v_min=hp.v_min, v_max=hp.v_max, activation=hp.activation,
-            layer_norm=hp.layer_norm,
-        )  # fmt: skip
+            spec, hp.hidden_sizes, num_atoms=hp.num_atoms, activation=hp.activation, layer_norm=hp.layer_norm, **bounds
+        )
         return self.named_networks(model)
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         assert isinstance(network, D4PGModel)
-        self.atoms = network.support.to(self.device)  # a model that the user built has its own atoms
+        self.atoms = network.support.to(self.device)
         return super().named_networks(network)
+
+    def setup(self) -> None:
+        super().setup()
+        hp, low, high = self.hp, self.hp.v_min, self.hp.v_max
+        if self._given:  # a model that the user built has its own atoms
+            low, high = float(self.atoms[0]), float(self.atoms[-1])
+        self.support = Support(len(self.atoms), low, high, hp.gamma**hp.n_step, self.device)
+
+    def init_extra(self) -> dict[str, Any]:
+        return {**super().init_extra(), **self.support.init_extra()}
+
+    def atoms_of(self, state: TrainState) -> Tensor:
+        """The atoms z_i: [Z]."""
+        bounds = self.support.bounds(state.extra)
+        return self.atoms if bounds is None else self.support.atoms(bounds)
 
     def policy(self, params: Tensor, obs: Obs) -> Tensor:
         """mu(s) in [-1, 1]: [B, A]."""
@@ -94,33 +99,43 @@ class D4PG(ContinuousControl[D4PGHyper]):
 
     def target_probs(self, state: TrainState, batch: Batch) -> Tensor:
         """The projected n-step target distribution: [B, Z]."""
+        return self.target(state, batch)[0]
+
+    def target(self, state: TrainState, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(the projected n-step target distribution [B, Z], its mean before the projection [B])"""
+        atoms = self.atoms_of(state)
         next_action = self.policy(state.target["actor"], batch["next_obs"])
         next_probs = self.logits(state.target["critic"], batch["next_obs"], next_action).softmax(-1)
-        return categorical.project(next_probs, batch["rewards"], batch["discounts"], self.atoms)
+        probs = categorical.project(next_probs, batch["rewards"], batch["discounts"], atoms)
+        return probs, batch["rewards"] + batch["discounts"] * (next_probs @ atoms)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, obs = self.hp, batch["obs"]
-        rate = hp.learning_rate(state.progress)
-        target_probs = self.target_probs(state, batch)
+        hp = self.hp
+        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state = self.support.hold_rewards(state, batch)
+        rate, obs, atoms = hp.learning_rate(state.progress), batch["obs"], self.atoms_of(state)
+        target_probs, expected = self.target(state, batch)
 
         def loss(params: dict[str, Tensor]) -> tuple[Tensor, tuple[dict[str, Tensor], Tensor]]:
             logits = self.logits(params["critic"], obs, batch["actions"])
             policy_logits = self.logits(params["critic"].detach(), obs, self.policy(params["actor"], obs))
-            metrics = d4pg_loss(logits, policy_logits, target_probs, self.atoms, batch["weights"])
+            metrics = d4pg_loss(logits, policy_logits, target_probs, atoms, batch["weights"])
             priority = categorical.cross_entropy(logits, target_probs)
             return metrics["critic_loss"] + metrics["actor_loss"], (metrics, priority)
 
         _, (metrics, priority), grads = value_and_grad(loss, state.params)
         params, opt, slow = {}, {}, {}
         for name in self.targets:
-            params[name], opt[name] = self.adam.update(grads[name], state.opt[name], state.params[name], rate)
+            params[name], opt[name] = self.optim.update(grads[name], state.opt[name], state.params[name], rate)
             slow[name] = polyak(state.target[name], params[name], hp.tau)
-        return state._replace(params=params, target=slow, opt=opt, step=state.step + 1), Aux(metrics, priority)
+        state, clipped = self.support.widen(state, target_probs @ atoms - expected, batch["weights"])
+        state = state._replace(params=params, target=slow, opt=opt, step=state.step + 1)
+        return state, Aux({**metrics, "target_clipped": clipped}, priority)
 
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.nets["actor"](state.params["actor"], obs, True)
-        return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
+    def advice(self, metrics: dict[str, float]) -> str | None:
+        return self.support.warning(self.name, metrics.get("train/target_clipped", 0.0))
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """Expected value of the deterministic action."""
-        return self.logits(state.params["critic"], obs, self.greedy(state, obs)).softmax(-1) @ self.atoms
+        seen = self.reader.normalised(state.extra, obs)
+        return self.logits(state.params["critic"], seen, self.greedy(state, obs)).softmax(-1) @ self.atoms_of(state)

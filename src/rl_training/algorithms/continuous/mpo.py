@@ -12,6 +12,7 @@ one-step or n-step returns instead of Retrace.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousHyper
-from rl_training.algorithms.continuous.critics.base import regress
+from rl_training.algorithms.continuous.base import ContinuousControl, ContinuousHyper
+from rl_training.algorithms.continuous.critics.base import regression
 from rl_training.data.storage import Batch
 from rl_training.models.control import SACModel
 from rl_training.ops import rng
-from rl_training.ops.distributions import DiagGaussian, SquashedGaussian
+from rl_training.ops.distributions import DiagGaussian
 from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import Optimizer, periodic
@@ -84,15 +85,14 @@ class MPO(ContinuousControl[MPOHyper]):
 
     def setup(self) -> None:
         super().setup()
-        dim = self.spec.action.dim
         self.dual_adam = Optimizer()
-        self.dist, self.normal = SquashedGaussian(dim), DiagGaussian(dim)
+        self.normal = DiagGaussian(self.spec.action.dim)
 
-    def init_extra(self) -> dict[str, Tensor]:
+    def init_extra(self) -> dict[str, Any]:
         """Duals before their softplus: temperature, then mean and deviation penalties of each dimension: [1 + 2 A]."""
         hp, dim = self.hp, self.spec.action.dim
         start = torch.tensor([hp.init_temperature] + [hp.init_alpha_mean] * dim + [hp.init_alpha_std] * dim)
-        return {"duals": start + torch.log(-torch.expm1(-start))}  # the inverse of softplus
+        return {**super().init_extra(), "duals": start + torch.log(-torch.expm1(-start))}  # the inverse of softplus
 
     def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         duals = torch.zeros(1 + 2 * self.spec.action.dim, device=self.device)
@@ -112,6 +112,7 @@ class MPO(ContinuousControl[MPOHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, actor, critic = self.hp, self.nets["actor"], self.nets["critic"]
+        state, batch = self.reader.learn(state, batch, batch["weights"])
         next_obs, weights, rate = batch["next_obs"], batch["weights"], hp.learning_rate(state.progress)
 
         old_mean, old_log_std = self.dist.split(actor(state.target["actor"], next_obs))  # [B, A]
@@ -119,10 +120,8 @@ class MPO(ContinuousControl[MPOHyper]):
         pre_tanh = old_mean + old_log_std.exp() * noise  # [N, B, A]
         sampled_q = self.sampled_q(state.target["critic"], next_obs, pre_tanh.tanh())
         target = batch["rewards"] + batch["discounts"] * sampled_q.mean(0)
-        loss_q, q, error, grads = regress(
-            lambda params: critic(params, batch["obs"], batch["actions"]), state.params["critic"], target, weights, 0.5
-        )
-        critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        critic_loss = regression(lambda p: critic(p, batch["obs"], batch["actions"]), target, weights, 0.5)
+        state, loss_q, (q, error) = self.descend(state, "critic", critic_loss)
 
         def policy_loss(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             temperature, alpha_mean, alpha_std = self.split_duals(params["duals"])
@@ -150,29 +149,25 @@ class MPO(ContinuousControl[MPOHyper]):
 
         learned = {"actor": state.params["actor"], "duals": state.extra["duals"]}
         _, report, grads_pi = value_and_grad(policy_loss, learned)
-        actor_params, actor_opt = self.adam.update(grads_pi["actor"], state.opt["actor"], learned["actor"], rate)
+        actor_params, actor_opt = self.optim.update(grads_pi["actor"], state.opt["actor"], learned["actor"], rate)
         duals, dual_opt = self.dual_adam.update(
             grads_pi["duals"], state.opt["duals"], learned["duals"], hp.dual_learning_rate
         )
-        step, params = state.step + 1, {"actor": actor_params, "critic": critic_params}
+        step, params = state.step + 1, {**state.params, "actor": actor_params}
         state = state._replace(
             params=params,
             target={
                 k: periodic(v, params[k], step, hp.target_update_interval, hp.tau) for k, v in state.target.items()
             },
-            opt={"actor": actor_opt, "critic": critic_opt, "duals": dual_opt},
-            extra={"duals": duals},
+            opt={**state.opt, "actor": actor_opt, "duals": dual_opt},
+            extra={**state.extra, "duals": duals},
             step=step,
         )
         means = {"q_value_mean": weighted_mean(q, weights), "target_mean": weighted_mean(target, weights)}
         return state, Aux({"critic_loss": loss_q, **report, **means}, error)
 
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.nets["actor"](state.params["actor"], obs, True)
-        mean, log_std = self.dist.split(out)
-        return Behaviour(mean, log_std.exp(), features)
-
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critic's value of the deterministic action."""
-        q: Tensor = self.nets["critic"](state.params["critic"], obs, self.greedy(state, obs))
+        seen = self.reader.normalised(state.extra, obs)
+        q: Tensor = self.nets["critic"](state.params["critic"], seen, self.greedy(state, obs))
         return q.amin(0)

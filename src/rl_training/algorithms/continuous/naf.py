@@ -1,6 +1,7 @@
 """Normalised advantage functions, NAF (Gu et al. 2016): Q-learning with a closed-form maximum over actions.
 
 Q is quadratic in the action around mu(s), so max_a Q = V(s) and the policy improves implicitly: one network, one loss.
+
 Deviations: no batch normalisation; noise of a fixed scale instead of one shaped by P; one update a step by default;
 a penalty keeps mu out of the flat part of its tanh. While V still falls, the quickest way to lower Q is to move mu away
 from the actions taken; without the penalty mu ends at a bound in every state and stays there.
@@ -17,7 +18,6 @@ from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl,
 from rl_training.algorithms.hyper import Positive, constant
 from rl_training.data.storage import Batch
 from rl_training.models.control import NAFModel, quadratic_q
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
@@ -27,9 +27,7 @@ SATURATED = 1.5  # mu beyond tanh(1.5) = 0.905 is pulled back, weakly
 
 class NAFHyper(DeterministicHyper):
     exploration_noise: Positive = constant(0.3)
-    """Standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule."""
     max_grad_norm: float = Field(10.0, ge=0.0)
-    """Gradients are scaled down to this norm; 0 switches it off."""
     reward_scale: float = Field(1.0, gt=0.0)
     """Rewards are multiplied by this. The errors of V also push mu, so values should be of the order of 1 to 10."""
     saturation_penalty: float = Field(0.1, ge=0.0)
@@ -50,17 +48,15 @@ def naf_loss(q: Tensor, next_value: Tensor, batch: Batch) -> dict[str, Tensor]:
 class NAF(ContinuousControl[NAFHyper]):
     Hyper = NAFHyper
     name = "naf"
-    actor = "q"
+    actor = only_network = "q"
     targets = ("q",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         return {"q": NAFModel(spec, self.hp.hidden_sizes, activation=self.hp.activation)}
 
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return {"q": network}
-
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         net, hp = self.nets["q"], self.hp
+        state, batch = self.reader.learn(state, batch, batch["weights"])
         batch = {**batch, "rewards": hp.reward_scale * batch["rewards"]}
         next_value = net(state.target["q"], batch["next_obs"])[1]
         target = batch["rewards"] + batch["discounts"] * next_value
@@ -73,11 +69,9 @@ class NAF(ContinuousControl[NAFHyper]):
             total = metrics["loss"] + hp.saturation_penalty * weighted_mean(beyond, batch["weights"])
             return total, (metrics, (q - target).abs())
 
-        _, (metrics, error), grads = value_and_grad(loss, state.params["q"])
-        params, opt = self.adam.update(grads, state.opt["q"], state.params["q"], hp.learning_rate(state.progress))
-        slow = polyak(state.target["q"], params, hp.tau)
-        state = state._replace(params={"q": params}, target={"q": slow}, opt={"q": opt}, step=state.step + 1)
-        return state, Aux(metrics, error)
+        state, _, (metrics, error) = self.descend(state, "q", loss)
+        slow = polyak(state.target["q"], state.params["q"], hp.tau)
+        return state._replace(target={"q": slow}, step=state.step + 1), Aux(metrics, error)
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
         pre_tanh, _, _, features = self.nets["q"](state.params["q"], obs, True)
@@ -85,5 +79,5 @@ class NAF(ContinuousControl[NAFHyper]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """V(s), the value of the greedy policy, in the rewards' own scale."""
-        value: Tensor = self.nets["q"](state.params["q"], obs)[1]
+        value: Tensor = self.nets["q"](state.params["q"], self.reader.normalised(state.extra, obs))[1]
         return value / self.hp.reward_scale

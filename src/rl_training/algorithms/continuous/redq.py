@@ -20,7 +20,6 @@ class REDQHyper(SubsetFields, SACReplayHyper):
     gradient_steps: int = Field(20, ge=-1)
     """Updates in a block (the update-to-data ratio); -1: one for each transition collected since the last block."""
     policy_delay: int = Field(20, ge=1)
-    """Gradient steps of the critics for each one of actor and temperature."""
 
     def critic_options(self) -> CriticOptions:
         return SubsetOptions.of(self)

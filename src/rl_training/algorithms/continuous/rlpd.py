@@ -6,6 +6,8 @@ Deviations: the policy learns at the first update of a block and climbs the mean
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rl_training.algorithms.continuous.redq import REDQHyper
 from rl_training.algorithms.continuous.sac import SAC
 from rl_training.algorithms.prior_data import PriorFields
@@ -13,9 +15,11 @@ from rl_training.algorithms.prior_data import PriorFields
 
 class RLPDHyper(REDQHyper, PriorFields):
     layer_norm: bool = True
-    """LayerNorm in the critics."""
+    target_entropy: float | Literal["auto"] = "auto"
+    """Entropy that the tuning aims at; auto is minus half the number of action dimensions."""
 
 
 class RLPD(SAC[RLPDHyper]):
     Hyper = RLPDHyper
     name = "rlpd"
+    entropy_per_action = -0.5

@@ -2,7 +2,10 @@
 
 The setting `critic` replaces the twin critics by another kind. REDQ, DroQ, TQC, CrossQ, RLPD, CQL, Cal-QL and EDAC are
 this class with a kind of critic and settings of their own.
-Deviations: none from the second paper; critics are one batched ensemble, and the actor uses the critics just updated.
+On images, actor and critics have an encoder each, as in Stable-Baselines3: the actor's loss trains the actor's, and the
+critics' loss trains theirs, which all critics of the ensemble share.
+
+Deviations: none known; the actor uses the critics just updated.
 """
 
 from __future__ import annotations
@@ -15,22 +18,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import (
-    ActorNet,
-    Behaviour,
-    ContinuousControl,
-    ContinuousFields,
-    ContinuousHyper,
-    delayed,
-)
+from rl_training.algorithms.continuous.base import ContinuousControl, ContinuousFields, ContinuousHyper, delayed
 from rl_training.algorithms.continuous.critics.base import POLICY, CriticOptions, Extra, Owner
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
 from rl_training.algorithms.continuous.critics.setting import CriticSetting
 from rl_training.algorithms.hyper import Hyper, Temperature
 from rl_training.data.storage import Batch
 from rl_training.ops import rng
-from rl_training.ops.distributions import SquashedGaussian
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import Optimizer, periodic
 from rl_training.ops.schedules import Schedule
@@ -67,9 +61,11 @@ class SACReplayHyper(SACFields, ContinuousHyper):
 class SACHyper(SACReplayHyper):
     critic: CriticSetting = TwinOptions()
     """Kind of critics: a name such as `quantile`, or a name with options: `{kind: quantile, num_quantiles: 25}`."""
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
 
     def critic_options(self) -> CriticOptions:
-        return self.critic
+        return self.critic.with_layer_norm(self.layer_norm)
 
 
 S = TypeVar("S", bound=SACFields)
@@ -79,6 +75,7 @@ class SAC(ContinuousControl[S]):
     Hyper: ClassVar[type[Hyper]] = SACHyper
     name = "sac"
     squash = "tanh"
+    entropy_per_action: ClassVar[float] = -1.0  # target entropy for each action dimension, where it is auto
     targets: tuple[str, ...] = ("critic",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -90,18 +87,17 @@ class SAC(ContinuousControl[S]):
         super().setup()
         hp, dim = self.hp, self.spec.action.dim
         self.alpha_adam = Optimizer()
-        self.dist = SquashedGaussian(dim)
-        self.target_entropy = -float(dim) if hp.target_entropy == "auto" else float(hp.target_entropy)
-        owner = Owner(self.name, self.spec, self.device, self.nets["critic"], self.propose, 0.5, "smallest")
-        self.critic = hp.critic_options().build(owner)
-        self.actor_net = ActorNet(self.nets["actor"], self.critic.renormalised)
+        target = hp.target_entropy
+        self.target_entropy = self.entropy_per_action * dim if target == "auto" else float(target)
+        self.critic = hp.critic_options().build(Owner(self, self.propose, 0.5, "smallest"))
         self.targets = () if self.critic.renormalised else ("critic",)
         self.actor_rate = hp.actor_rate()
 
     def init_extra(self) -> Extra:
         start = self.hp.ent_coef_init if self.hp.ent_coef == "auto" else max(float(self.hp.ent_coef), 1e-12)
         log_alpha = torch.tensor(math.log(start))
-        return {"log_alpha": log_alpha, **self.actor_net.init_extra(), **self.critic.init_extra()}
+        own = {"log_alpha": log_alpha, **super().init_extra()}
+        return {**own, **self.actor_net.init_extra(), **self.critic.init_extra()}
 
     def init_optimizers(self, params: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         log_alpha = torch.zeros((), device=self.device)
@@ -117,6 +113,7 @@ class SAC(ContinuousControl[S]):
     ) -> tuple[TrainState, Aux]:
         """`actor`: is the policy due? None asks `policy_delay`, at the cost of computing it every time."""
         hp = self.hp
+        state, batch = self.reader.learn(state, batch, batch["weights"])
         state, metrics, error = self.critic_step(state, batch, key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)
@@ -133,8 +130,7 @@ class SAC(ContinuousControl[S]):
             self.actor_net(state.params["actor"], state.extra, batch["next_obs"]), rng.fold(key, 0)
         )
         bonus = -alpha * next_log_prob  # of the soft value, Eq. 3
-        rate = self.hp.learning_rate(state.progress)
-        state, metrics, error = self.critic.update(state, batch, next_action, bonus, key, self.adam, rate)
+        state, metrics, error = self.critic.update(state, batch, next_action, bonus, key)
         return state, {**metrics, "ent_coef": alpha}, error
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
@@ -149,26 +145,16 @@ class SAC(ContinuousControl[S]):
             value = self.critic.policy_value(state.params["critic"], extra, obs, action, stream)
             return weighted_mean(alpha * log_prob - value, weights), (log_prob, renewed)
 
-        loss, (log_prob, renewed), grads = value_and_grad(actor_loss, state.params["actor"])
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-
+        state, loss, (log_prob, renewed) = self.descend(state, "actor", actor_loss, rate)
         entropy = -weighted_mean(log_prob, weights)
         log_alpha, alpha_opt = extra["log_alpha"], state.opt["log_alpha"]
         if self.hp.ent_coef == "auto":  # gradient of Eq. 18 with respect to log alpha
             gradient = alpha * (entropy - self.target_entropy)
             log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, rate)
-        state = state._replace(
-            params={**state.params, "actor": actor},
-            opt={**state.opt, "actor": actor_opt, "log_alpha": alpha_opt},
-            extra={**extra, **renewed, "log_alpha": log_alpha},
-        )
-        return state, {"actor_loss": loss, "entropy": entropy}
-
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.actor_net(state.params["actor"], state.extra, obs, True)
-        mean, log_std = self.dist.split(out)
-        return Behaviour(mean, log_std.exp(), features)
+        opt, extra = {**state.opt, "log_alpha": alpha_opt}, {**extra, **renewed, "log_alpha": log_alpha}
+        return state._replace(opt=opt, extra=extra), {"actor_loss": loss, "entropy": entropy}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action: the return, without the entropy bonus of this step."""
-        return self.critic.value(state.params["critic"], state.extra, obs, self.greedy(state, obs))
+        seen = self.reader.normalised(state.extra, obs)
+        return self.critic.value(state.params["critic"], state.extra, seen, self.greedy(state, obs))

@@ -1,10 +1,13 @@
-"""Twin delayed deep deterministic policy gradient, TD3 (Fujimoto et al. 2018), and DDPG (Lillicrap et al. 2016).
+"""Twin delayed deep deterministic policy gradient, TD3 (Fujimoto et al. 2018), and DDPG (Lillicrap et al. 2016), also
+with remote actors (Ape-X, Horgan et al. 2018).
 
 DDPG is the same update with one critic, no delay and no smoothing. The setting `critic` replaces the critics by another
 kind; beside renormalised ones the actor has no target network either, as in CrossQ. TD3+BC and ReBRAC give it a
-`Regularizer`, which holds the policy to the actions of a dataset.
-Deviations from TD3: the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ... From DDPG: Gaussian noise by
-default (`exploration: ou` is the paper's), no weight decay, and the critic sees the action in its first layer.
+`Regularizer`, which holds the policy to the actions of a dataset. On images, actor and critics have an encoder each, as
+in sac.py.
+
+Deviations: in TD3, the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ...; in DDPG, noise is Gaussian by
+default (`exploration: ou` is the paper's), there is no weight decay, and the critic sees the action in its first layer.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import (
-    ActorNet,
-    Behaviour,
     ContinuousControl,
     DeterministicFields,
     DeterministicHyper,
@@ -32,7 +33,6 @@ from rl_training.algorithms.hyper import Hyper
 from rl_training.data.storage import Batch
 from rl_training.ops import rng
 from rl_training.ops.distributions import SquashedGaussian
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
@@ -62,9 +62,11 @@ class TD3Hyper(TD3Fields, DeterministicHyper):
 
     critic: CriticSetting = TwinOptions()
     """Kind of critics: a name such as `quantile`, or a name with options: `{kind: quantile, num_quantiles: 25}`."""
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
 
     def critic_options(self) -> CriticOptions:
-        return self.critic
+        return self.critic.with_layer_norm(self.layer_norm)
 
 
 class Regularizer:
@@ -97,15 +99,13 @@ class TD3(ContinuousControl[D]):
 
     def setup(self) -> None:
         super().setup()
-        owner = Owner(self.name, self.spec, self.device, self.nets["critic"], self.propose, 1.0, self.climbs)
-        self.critic = self.hp.critic_options().build(owner)
-        self.actor_net = ActorNet(self.nets["actor"], self.critic.renormalised)
+        self.critic = self.hp.critic_options().build(Owner(self, self.propose, 1.0, self.climbs))
         self.targets = () if self.critic.renormalised else ("actor", "critic")
         self.dist = SquashedGaussian(self.spec.action.dim)
         self.regularizer = Regularizer()
 
     def init_extra(self) -> Extra:
-        return {**self.actor_net.init_extra(), **self.critic.init_extra()}
+        return {**super().init_extra(), **self.actor_net.init_extra(), **self.critic.init_extra()}
 
     def propose(self, state: TrainState, obs: Obs, key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Actions near the policy's and their log-densities: [N, B, A], [N, B]."""
@@ -125,6 +125,7 @@ class TD3(ContinuousControl[D]):
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
     ) -> tuple[TrainState, Aux]:
         """`actor`: are policy and targets due? None asks `policy_delay`, at the cost of computing them every time."""
+        state, batch = self.reader.learn(state, batch, batch["weights"])
         state, metrics, error = self.critic_step(state, batch, key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)
@@ -137,8 +138,7 @@ class TD3(ContinuousControl[D]):
         actor = state.target.get("actor", state.params["actor"])
         next_action = self.target_action(actor, state.extra, batch["next_obs"], key)
         bonus = self.regularizer.next_bonus(batch, next_action)
-        rate = self.hp.learning_rate(state.progress)
-        return self.critic.update(state, batch, next_action, bonus, key, self.adam, rate)
+        return self.critic.update(state, batch, next_action, bonus, key)
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
         """The state with new policy and targets, and metrics."""
@@ -151,22 +151,11 @@ class TD3(ContinuousControl[D]):
             value = self.critic.policy_value(critic, extra, obs, action, stream)
             return weighted_mean(self.regularizer.policy_loss(value, action, batch), weights), renewed
 
-        loss, renewed, grads = value_and_grad(actor_loss, state.params["actor"])
-        rate = hp.learning_rate(state.progress)
-        actor, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        params = {**state.params, "actor": actor}
-        state = state._replace(
-            params=params,
-            target={name: polyak(slow, params[name], hp.tau) for name, slow in state.target.items()},
-            opt={**state.opt, "actor": opt},
-            extra={**extra, **renewed},
-        )
-        return state, {"actor_loss": loss}
-
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.actor_net(state.params["actor"], state.extra, obs, True)
-        return Behaviour(torch.tanh(out), self.hp.exploration_noise(state.progress), features)
+        state, loss, renewed = self.descend(state, "actor", actor_loss)
+        slow = {name: polyak(old, state.params[name], hp.tau) for name, old in state.target.items()}
+        return state._replace(target=slow, extra={**extra, **renewed}), {"actor_loss": loss}
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action."""
-        return self.critic.value(state.params["critic"], state.extra, obs, self.greedy(state, obs))
+        seen = self.reader.normalised(state.extra, obs)
+        return self.critic.value(state.params["critic"], state.extra, seen, self.greedy(state, obs))

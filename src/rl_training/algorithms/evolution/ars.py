@@ -1,9 +1,10 @@
 """Augmented random search (Mania, Guy & Recht 2018): finite differences along the best of some random directions.
 
 With `normalize_observations` it is the paper's V2, without it V1; with `n_top` below `n_delta` it is V1-t or V2-t.
-Without hidden layers the policy is the paper's linear one. Settings are named as in sb3-contrib. Deviations: in a
-policy with hidden layers only the last layer starts at 0 (all zeros would be a saddle point); normalised observations
-are clipped at 10 standard deviations; the linear policy has a bias, as in sb3-contrib.
+Without hidden layers the policy is the paper's linear one. Settings are named as in sb3-contrib.
+
+Deviations: in a policy with hidden layers only the last layer starts at 0 (all zeros would be a saddle point);
+normalised observations are clipped at 10 standard deviations; the linear policy has a bias, as in sb3-contrib.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import NetworkHyper
 from rl_training.algorithms.observations import ObservationReader
 from rl_training.data.storage import Batch
@@ -29,7 +29,6 @@ from rl_training.spec import EnvSpec
 class EvolutionHyper(NetworkHyper):
     num_envs: ClassVar[int] = 8
     activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = "tanh"
-    """Non-linearity of the hidden layers."""
     gamma: float = Field(1.0, ge=1.0, le=1.0)
     """Members are compared by the plain sum of their rewards: 1 is the only value."""
     n_delta: int = Field(8, ge=1, le=4096)
@@ -58,17 +57,14 @@ class Evolution(Algorithm[E]):
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     masks = True
+    only_network = "policy"
     batch_columns = ("noise", "returns")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         outputs = spec.action.dim if spec.action.kind == "box" else for_action(spec.action).size
         return {"policy": Actor(spec.unmasked, outputs, self.hp.hidden_sizes, self.hp.activation)}
 
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return {"policy": network}
-
     def setup(self) -> None:
-        self.optim = self.optimizer()
         self.used = self.nets["policy"].parameter_mask.to(self.device)
         self.dist = None if self.spec.action.kind == "box" else for_action(self.spec.action)
         self.reader = ObservationReader(self.spec, self.hp.normalize_observations)
@@ -125,9 +121,7 @@ class Evolution(Algorithm[E]):
 
         return self._action(torch.vmap(one)(members, seen), mask)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         seen, mask = self.reader.read(state.extra, obs)
         return carry, self._action(self.nets["policy"](state.params["policy"], seen), mask), {}
 

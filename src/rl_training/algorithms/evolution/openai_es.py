@@ -20,13 +20,10 @@ from rl_training.ops.ranking import centred_ranks
 
 class OpenAIESHyper(EvolutionHyper):
     learning_rate: Positive = constant(0.01)
-    """Step size of the optimiser; a number or a schedule."""
     n_delta: int = Field(32, ge=1, le=4096)
-    """Random directions in a generation; two members try each."""
     delta_std: float = Field(0.02, gt=0.0)
     """Standard deviation of the perturbations (sigma)."""
     weight_decay: float = Field(0.005, ge=0.0)
-    """Decay of the weights (decoupled for adamw)."""
 
 
 class OpenAIES(Evolution[OpenAIESHyper]):

@@ -2,9 +2,10 @@
 
 D = exp f / (exp f + pi), so its logit is f(s, a, s') - log pi(a|s) with f = g(s, a) + gamma h(s') - h(s). When the
 policy is as good as the expert, g is a reward that explains the expert. The reward of the policy, log D - log(1 - D),
-is that logit (section 4); it can be negative. Deviations: those of GAIL. In the absorbing state there is
-nothing to choose (log pi = 0), and the potential of a terminal state is that of the absorbing one; without absorbing
-states it is 0.
+is that logit (section 4); it can be negative. In the absorbing state there is nothing to choose (log pi = 0), and the
+potential of a terminal state is that of the absorbing one; without absorbing states it is 0.
+
+Deviations: those of GAIL.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AIRL(Adversarial[AIRLHyper]):
 
     def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
         """f(s, a, s') - log pi(a|s) of each row [B], and of the absorbing state []."""
-        obs, actions, flag = self.with_absorbing(self.seen(state, rows["states"]), self.code(rows["actions"]))
+        obs, actions, flag = self.with_absorbing(state, rows)
         ended = F.pad(rows["terminated"].to(obs.dtype), (0, 1), value=1.0)  # the absorbing state follows itself
         next_obs = F.pad(self.seen(state, rows["next_states"]), (0, 0, 0, 1)) * (1.0 - ended).unsqueeze(-1)
         continues = obs.new_ones(()) if self.hp.absorbing_states else 1.0 - ended

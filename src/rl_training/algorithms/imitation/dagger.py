@@ -2,8 +2,9 @@
 that it would have taken, and the learner clones them, on all observations seen so far.
 
 The expert is a trained agent of this library: a checkpoint, or an agent that is trained first. With probability `beta`
-its action is executed instead of the learner's; beta falls from 1 to 0 (section 3). The learner is a `bc`. Deviation:
-it is updated all the time instead of being fitted from scratch after each batch of trajectories.
+its action is executed instead of the learner's; beta falls from 1 to 0 (section 3). The learner is a `bc`.
+
+Deviations: the learner is updated all the time instead of being fitted from scratch after each batch of trajectories.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cached_property
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Fraction, OffPolicyHyper, Widths
 from rl_training.algorithms.offline.bc import BC
 from rl_training.algorithms.phases import ReplayPhase
@@ -32,9 +33,7 @@ class DAggerHyper(OffPolicyHyper):
     beta: Fraction = Field(default_factory=lambda: Schedule(kind="linear", start=1.0, end=0.0, fraction=0.5))
     """Probability that the expert's action is executed; a number or a schedule."""
     hidden_sizes: Widths = (256, 256)
-    """Widths of the hidden layers."""
     learning_starts: int = Field(0, ge=0)
-    """Environment steps with random actions before the first update."""
     buffer_size: int = Field(100_000, ge=1)
     """Labelled states kept for each seed: all of a run, to be DAgger."""
 
@@ -80,9 +79,7 @@ class DAgger(Algorithm[DAggerHyper]):
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         return self.learner.train_step(state, {**batch, "actions": batch["expert_actions"]}, key)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         _, actions, _ = self.learner.select_action(state, (), obs, rng.fold(key, 0), explore=explore)
         if not explore or self.expert is None:
             return carry, actions, {"expert_actions": actions}

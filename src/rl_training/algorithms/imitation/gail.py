@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import Positive, Widths, constant
 from rl_training.algorithms.phases import ONCE, RolloutPhase
 from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
@@ -36,8 +36,8 @@ from rl_training.data.recipes import DatasetRecipe, Kind
 from rl_training.data.storage import Batch, Data
 from rl_training.errors import UserError
 from rl_training.models.imitation import MLPGAILDiscriminator, action_code, action_code_size
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
+from rl_training.ops.optim import Optimizer
 from rl_training.ops.running_stats import init_moments, normalise, update_moments
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
@@ -141,7 +141,7 @@ class Adversarial(Algorithm[G]):
     # --- networks and state ------------------------------------------------------------------------------------------
 
     @cached_property
-    def ppo(self) -> PPO:
+    def ppo(self) -> PPO[PPOHyper]:
         return self.make_part(PPO)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
@@ -149,9 +149,12 @@ class Adversarial(Algorithm[G]):
 
     def setup(self) -> None:
         self.ppo.nets = self.nets  # also where networks were handed in
-        self.adam = self.optimizer(eps=1e-8, max_grad_norm=None)
         # Discounted steps that a terminated episode spends in the absorbing state.
         self.absorbing_steps = self.hp.gamma / (1.0 - self.hp.gamma) if self.hp.absorbing_states else 0.0
+
+    def optimizer(self, **changes: Any) -> Optimizer:
+        """The discriminator's; the policy has PPO's."""
+        return super().optimizer(eps=1e-8, max_grad_norm=None, **changes)
 
     def init_extra(self) -> dict[str, Any]:
         return {**self.ppo.init_extra(), "inputs": init_moments((self.spec.obs_dim,))}
@@ -166,9 +169,7 @@ class Adversarial(Algorithm[G]):
         new, aux = self.ppo.train_step(self.policy_state(state), batch, key)
         return new._replace(params={**state.params, **new.params}, opt={**state.opt, **new.opt}), aux
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         return self.ppo.select_action(self.policy_state(state), carry, obs, key, explore=explore)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
@@ -188,23 +189,21 @@ class Adversarial(Algorithm[G]):
             return weighted_mean(error, batch["weights"]), None
 
         state, value, _ = self.ppo.descend(state, "policy", loss)
-        return state, Aux({"clone_loss": value})
+        return state._replace(step=state.step + 1), Aux({"clone_loss": value})
 
     # --- the discriminator -------------------------------------------------------------------------------------------
 
     def seen(self, state: TrainState, obs: Tensor) -> Tensor:
         return normalise(state.extra["inputs"], obs)
 
-    def code(self, actions: Tensor) -> Tensor:
-        return action_code(self.spec.action, actions)
-
-    def with_absorbing(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows with one more for the absorbing state, and the flag that marks it."""
+    def with_absorbing(self, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Observations and actions with one more row for the absorbing state, and the flag that marks it."""
+        obs, actions = self.seen(state, rows["states"]), action_code(self.spec.action, rows["actions"])
         flag = torch.cat([obs.new_zeros(obs.shape[0]), obs.new_ones(1)])
         return F.pad(obs, (0, 0, 0, 1)), F.pad(actions, (0, 0, 0, 1)), flag
 
-    def fit(self, state: TrainState, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """(parameters, optimiser state, metrics) after one step of the discriminator on labelled rows."""
+    def fit(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Tensor]]:
+        """(the state, metrics) after one step of the discriminator on labelled rows."""
         labels, weights = batch["labels"], batch["weights"]
         mass = self.absorbing_steps * batch["endings"]  # absorbing steps for each real one, on the row's side
 
@@ -220,17 +219,13 @@ class Adversarial(Algorithm[G]):
             }
             return metrics["discriminator_loss"], metrics
 
-        old = state.params["discriminator"]
-        _, metrics, grads = value_and_grad(loss, old)
         rate = self.hp.discriminator_learning_rate(state.progress)
-        params, opt = self.adam.update(grads, state.opt["discriminator"], old, rate)
-        return params, opt, metrics
+        after, _, metrics = self.descend(state, "discriminator", loss, rate)
+        return after, metrics
 
     def discriminator_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        params, opt, metrics = self.fit(state, batch)
-        params_of = {**state.params, "discriminator": params}
-        state = state._replace(params=params_of, opt={**state.opt, "discriminator": opt}, step=state.step + 1)
-        return state, Aux(metrics)
+        state, metrics = self.fit(state, batch)
+        return state._replace(step=state.step + 1), Aux(metrics)
 
     # --- what the runtime calls --------------------------------------------------------------------------------------
 
@@ -273,12 +268,9 @@ class Adversarial(Algorithm[G]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One step of the discriminator and one of the policy on the same batch: the algorithm used on its own."""
-        params, opt, fitted = self.fit(state, batch)
-        state, aux = self.policy_step(state, batch, key)
-        state = state._replace(
-            params={**state.params, "discriminator": params}, opt={**state.opt, "discriminator": opt}
-        )
-        return state, Aux({**aux.metrics, **fitted}, aux.priority)
+        fitted, metrics = self.fit(state, batch)
+        state, aux = self.policy_step(fitted, batch, key)
+        return state, Aux({**aux.metrics, **metrics}, aux.priority)
 
 
 class GAIL(Adversarial[AdversarialHyper]):
@@ -292,7 +284,7 @@ class GAIL(Adversarial[AdversarialHyper]):
         )
 
     def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
-        obs, actions, flag = self.with_absorbing(self.seen(state, rows["states"]), self.code(rows["actions"]))
+        obs, actions, flag = self.with_absorbing(state, rows)
         out = self.nets["discriminator"](params, obs, actions, flag)
         return out[:-1], out[-1]
 

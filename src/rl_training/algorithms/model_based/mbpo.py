@@ -4,7 +4,11 @@
 A `ModelPolicy` owns a `Dynamics` and a SAC. When the model has been fitted, `rollout_batch` rollouts branch off real
 states; each of their steps is one batched call. SAC then learns from batches with a share `real_ratio` of real rows.
 MBPO collects like SAC; every `model_train_freq` turns it fits the model until it stops improving and makes rollouts.
-Deviations: see `Dynamics`; rollouts are made when the model is fitted, for all steps until the next fit.
+The rollouts of the last `model_retain_epochs` epochs are kept: length x rollouts x fits transitions, which is more as
+the rollouts grow longer.
+
+Deviations: those of `Dynamics` (model_fit.py); rollouts are made when the model is fitted, for all steps until the next
+fit.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.acting import start_carry
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.continuous.sac import SAC, SACFields
 from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsFields, DynamicsHyper, with_model
 from rl_training.algorithms.phases import ReplayPhase
@@ -28,6 +32,7 @@ from rl_training.ops import rng
 from rl_training.spec import EnvSpec
 
 POLICY = ("actor", "critic")  # SAC's own networks
+EPOCH = 1_000  # environment steps
 
 
 class RolloutFields(SACFields, DynamicsFields):
@@ -46,19 +51,26 @@ class RolloutFields(SACFields, DynamicsFields):
     """Steps of each rollout at the end of the schedule; none: as at first."""
     rollout_schedule: tuple[int, int] = (20_000, 150_000)
     """Environment steps between which the length moves from the first to the final one."""
-    synthetic_buffer_size: int = Field(400_000, ge=1)
-    """Model-made transitions kept for each seed."""
+    model_retain_epochs: float = Field(1.0, gt=0.0)
+    """Rollouts of this many epochs are kept. An epoch has 1,000 environment steps; offline, 1,000 updates."""
 
     @model_validator(mode="after")
     def _schedule(self) -> RolloutFields:
         if not 0 <= self.rollout_schedule[0] <= self.rollout_schedule[1]:
             raise ValueError(f"rollout_schedule = {list(self.rollout_schedule)} must be two rising steps of at least 0")
-        if self.synthetic_buffer_size < self.rollout_batch:
-            raise ValueError(
-                f"synthetic_buffer_size = {self.synthetic_buffer_size} cannot hold one step of"
-                f" rollout_batch = {self.rollout_batch} rollouts"
-            )
         return self
+
+    def rollouts_every(self, num_envs: int) -> int:
+        """Environment steps (offline: updates) between two sets of rollouts."""
+        raise NotImplementedError
+
+    def retained_sets(self, num_envs: int) -> int:
+        """Sets of rollouts that are kept, at least one (the authors' `model_retain_epochs`)."""
+        return max(1, round(self.model_retain_epochs * EPOCH / self.rollouts_every(num_envs)))
+
+    @property
+    def longest_rollout(self) -> int:
+        return max(self.rollout_length, self.rollout_length_final or 1)
 
     def length_at(self, env_steps: int) -> int:
         """Rollout length, linear between the two ends of the schedule and rounded down (Janner et al. 2019, C)."""
@@ -118,9 +130,7 @@ class ModelPolicy(Algorithm[M]):
         )
         return state, Aux(aux.metrics)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         return self.sac.select_action(self.policy_state(state), carry, obs, key, explore=explore)
 
     def init_carry(self, batch: int) -> Tree:
@@ -173,7 +183,8 @@ class ModelPolicy(Algorithm[M]):
 
     def sources(self, num_envs: int) -> dict[str, Any]:
         hp = self.hp
-        return {"synthetic": SyntheticReplay(self.spec, hp.synthetic_buffer_size, hp.rollout_batch, gamma=hp.gamma)}
+        sets = hp.retained_sets(num_envs)
+        return {"synthetic": SyntheticReplay(self.spec, hp.rollout_batch, sets, hp.longest_rollout, gamma=hp.gamma)}
 
     @property
     def real_rows(self) -> int:
@@ -213,9 +224,10 @@ class ModelPolicy(Algorithm[M]):
 
 class MBPOHyper(RolloutFields, DynamicsHyper):
     learning_starts: int = Field(1_000, ge=0)
-    """Environment steps with random actions before the first update."""
     gradient_steps: int = Field(20, ge=-1)
-    """Updates in a block; -1: one for each transition collected since the last block."""
+
+    def rollouts_every(self, num_envs: int) -> int:
+        return self.model_train_freq * num_envs
 
 
 class MBPO(ModelPolicy[MBPOHyper]):

@@ -1,4 +1,5 @@
-"""Fitting a dynamics ensemble until it stops improving on held-out data, as pure functions of the training state.
+"""Fitting a dynamics ensemble (Janner et al. 2019; Chua et al. 2018) until it stops improving on held-out data, as pure
+functions of the training state.
 
 MBPO, MOPO and PETS own a `Dynamics`. It uses the entries "model" of params and opt, and "dynamics" of extra.
 
@@ -8,7 +9,8 @@ before the others are frozen by a select, so that the seeds of a study stay in s
 
 Held-out rows are chosen by the place where they are stored. A row is held out for as long as it is kept, in this fit
 and the next ones, so no earlier fit can have learned from it.
-Deviations from Janner et al. 2019: targets are normalised too, so that the bounds of the variance mean the same in
+
+Deviations: targets are normalised too, so that the bounds of the variance mean the same in
 every task; members draw their minibatches with replacement instead of going through a bootstrap sample; each error is
 weighted by a power of its predicted variance (Seitzer et al. 2022), because the plain likelihood learns very slowly
 where it expects large errors: on Hopper, the weighting halves the members' error after four epochs.

@@ -3,8 +3,9 @@
 There is no policy and no critic: each action is the first of the best plan found, and the plan, shifted by one step, is
 where the next search begins (the carry). One particle for each elite follows a plan; with `ts1` the particles change
 members at every step, with `tsinf` each stays with its member (section 5.1).
-Deviations: the reward is learned, not given; plans are scored by the elites only; those of `Dynamics`.
 `planner: icem` plans as in Pinneri et al. 2020: noise correlated in time, and elites kept between iterations.
+
+Deviations: those of `Dynamics` (model_fit.py); the reward is learned, not given; plans are scored by the elites only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.model_based.model_fit import Dynamics, DynamicsHyper, with_model
 from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.storage import Batch
@@ -28,7 +29,6 @@ from rl_training.spec import EnvSpec
 
 class PETSHyper(DynamicsHyper):
     learning_starts: int = Field(500, ge=0)
-    """Environment steps with random actions before the first update."""
     planner: Literal["cem", "icem"] = "icem"
     """How plans are searched for."""
     plan_horizon: int = Field(25, ge=1)
@@ -127,9 +127,7 @@ class PETS(Algorithm[PETSHyper]):
     def init_carry(self, batch: int) -> Tree:
         return {"plan": torch.zeros(batch, self.hp.plan_horizon, self.spec.action.dim)}
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         plan, _ = self.plan(state, obs, carry["plan"], key)
         return {"plan": shift_plan(plan)}, plan[:, 0], {}
 

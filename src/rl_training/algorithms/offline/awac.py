@@ -3,6 +3,7 @@
 The policy is a regression on the data's actions with weights from A = Q(s, a) - V(s), where V is the mean (CRR also:
 the maximum) of Q over actions of the policy. AWAC: exp(A / lambda) with one action; CRR: exp or A > 0, four actions.
 `awac_online` continues in the environment, as the paper's AWAC does, with a fixed share of each batch from the dataset.
+
 Deviations: weights are clipped (20 in CRR's paper, 100 here for AWAC as in CORL) and not normalised over the batch; CRR
 has scalar critics, not distributional ones.
 """
@@ -16,16 +17,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
-from rl_training.algorithms.continuous.critics.base import regress
+from rl_training.algorithms.continuous.base import ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regression
 from rl_training.algorithms.hyper import Hyper, OfflineHyper
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
 from rl_training.models.offline import AWACModel
 from rl_training.ops import rng
-from rl_training.ops.distributions import DiagGaussian
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
@@ -65,10 +64,6 @@ class AWAC(ContinuousControl[AWACFields]):
             AWACModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
         )
 
-    def setup(self) -> None:
-        super().setup()
-        self.dist = DiagGaussian(self.spec.action.dim)
-
     def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         """Smallest critic's value: [B]."""
         q: Tensor = self.nets["critic"](params, obs, actions)
@@ -91,15 +86,13 @@ class AWAC(ContinuousControl[AWACFields]):
         return advantage_weights(advantage, 1.0 / self.hp.temperature, self.hp.max_weight)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, obs, actions, weights = self.hp, batch["obs"], batch["actions"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
+        obs, actions, weights = batch["obs"], batch["actions"], batch["weights"]
         next_action = self.sample(state.params["actor"], batch["next_obs"], rng.fold(key, 0))
         next_q = self.q(state.target["critic"], batch["next_obs"], next_action)
         target = batch["rewards"] + batch["discounts"] * next_q
-        loss_q, q, error, grads = regress(
-            lambda params: self.nets["critic"](params, obs, actions), state.params["critic"], target, weights
-        )
-        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        critic_loss = regression(lambda params: self.nets["critic"](params, obs, actions), target, weights)
+        state, loss_q, (q, error) = self.descend(state, "critic", critic_loss)
+        critic = state.params["critic"]
         value = self.baseline(state.params["actor"], critic, obs, rng.fold(key, 1))
         advantage = self.q(critic, obs, actions) - value
         policy_weight = self.policy_weights(advantage)
@@ -108,21 +101,11 @@ class AWAC(ContinuousControl[AWACFields]):
             log_prob = self.dist.log_prob(self.nets["actor"](params, obs), actions)
             return weighted_mean(-policy_weight * log_prob, weights), ()
 
-        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        state = state._replace(
-            params={"actor": actor, "critic": critic},
-            target={"critic": polyak(state.target["critic"], critic, hp.tau)},
-            opt={"actor": actor_opt, "critic": critic_opt},
-            step=state.step + 1,
-        )
+        state, loss_pi, _ = self.descend(state, "actor", actor_loss)
+        slow = polyak(state.target["critic"], critic, self.hp.tau)
+        state = state._replace(target={"critic": slow}, step=state.step + 1)
         means = {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q, "target_mean": target}
         return state, Aux({"critic_loss": loss_q, "actor_loss": loss_pi, **weighted_means(means, weights)}, error)
-
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.nets["actor"](state.params["actor"], obs, True)
-        mean, log_std = self.dist.split(out)
-        return Behaviour(mean, log_std.exp(), features)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         return self.q(state.params["critic"], obs, self.greedy(state, obs))

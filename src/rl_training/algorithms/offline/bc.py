@@ -3,6 +3,8 @@
 Box actions: squared error of a deterministic tanh policy. This is the likelihood of a Gaussian of fixed width, and what
 the tables of the offline literature call BC. With `stochastic` it is the likelihood of a Gaussian whose width is
 learned, so that the noise of the data is cloned too. Discrete actions: cross-entropy.
+
+Deviations: none; behavioural cloning is the method, not one paper's network.
 """
 
 from __future__ import annotations
@@ -12,21 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper, Widths
 from rl_training.data.storage import Batch
-from rl_training.errors import UserError
 from rl_training.models.control import Actor
 from rl_training.models.offline import GaussianActor
 from rl_training.ops.distributions import DiagGaussian, for_action
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.spec import EnvSpec
 
 
 class BCHyper(OfflineHyper):
     hidden_sizes: Widths = (256, 256)
-    """Widths of the hidden layers."""
     stochastic: bool = False
     """Box actions: also learn the spread of the data's actions, and explore with it."""
 
@@ -36,7 +35,7 @@ class BC(Algorithm[BCHyper]):
     name = "bc"
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     bounded_actions = True
-    network_argument = "actor"
+    network_argument = only_network = "actor"
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         sizes, activation = self.hp.hidden_sizes, self.hp.activation
@@ -46,11 +45,7 @@ class BC(Algorithm[BCHyper]):
             return {"actor": GaussianActor(spec, sizes, activation)}
         return {"actor": Actor(spec, spec.action.dim, sizes, activation)}
 
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return {"actor": network}
-
     def setup(self) -> None:
-        self.adam = self.optimizer()
         self.box = self.spec.action.kind == "box"
         self.dist: Any = None  # a deterministic policy
         if not self.box:
@@ -67,20 +62,12 @@ class BC(Algorithm[BCHyper]):
                 error = -self.dist.log_prob(out, batch["actions"])
             return weighted_mean(error, batch["weights"]), error
 
-        value, error, grads = value_and_grad(loss, state.params["actor"])
-        rate = self.hp.learning_rate(state.progress)
-        params, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        state = state._replace(params={"actor": params}, opt={"actor": opt}, step=state.step + 1)
-        return state, Aux({"loss": value}, error)
+        state, value, error = self.descend(state, "actor", loss)
+        return state._replace(step=state.step + 1), Aux({"loss": value}, error)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         out = self.nets["actor"](state.params["actor"], obs)
         if self.dist is None:
             return carry, torch.tanh(out), {}
         action = self.dist.sample(out, key) if explore else self.dist.mode(out)
         return carry, action.clamp(-1.0, 1.0) if self.box else action, {}
-
-    def value(self, state: TrainState, obs: Obs) -> Tensor:
-        raise UserError(f"{self.name} learns a policy only: it has no critic and cannot estimate values")

@@ -2,23 +2,21 @@
 variational autoencoder draws candidates, a small network moves each by at most `phi`, and the best one is taken.
 
 Order of the updates as in the authors' code: autoencoder, critics, perturbation, targets.
+
 Deviations: none known.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
-from rl_training.algorithms.continuous.critics.base import regress
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
+from rl_training.algorithms.continuous.critics.base import regression
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
 from rl_training.data.storage import Batch
 from rl_training.models.offline import BCQModel
 from rl_training.ops import rng
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 from rl_training.spec import EnvSpec
@@ -28,9 +26,7 @@ _ACT = 31  # random stream of the fixed latents
 
 class BCQHyper(OfflineHyper):
     learning_rate: Positive = constant(1e-3)
-    """Step size of the optimiser; a number or a schedule."""
     batch_size: int = Field(100, ge=1)
-    """Transitions in one update."""
     hidden_sizes: Widths = (400, 300)
     """Widths of the hidden layers of perturbation and critics."""
     vae_hidden_sizes: Widths = (750, 750)
@@ -65,7 +61,6 @@ class BCQ(Algorithm[BCQHyper]):
         )
 
     def setup(self) -> None:
-        self.adam = self.optimizer()
         # Without exploration the same latents serve every call, so an action does not depend on the rest of the batch.
         self.fixed = self.latents(rng.key_from_seed(0, _ACT), self.hp.num_actions_act, 1).to(self.device)
 
@@ -89,7 +84,6 @@ class BCQ(Algorithm[BCQHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, nets, obs, actions, weights = self.hp, self.nets, batch["obs"], batch["actions"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
         noise = rng.normal(rng.fold(key, 0), (len(obs), 2 * self.spec.action.dim))
 
         def vae_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 28 of the appendix
@@ -97,37 +91,26 @@ class BCQ(Algorithm[BCQHyper]):
             divergence = -0.5 * (1.0 + 2.0 * log_std - mean.square() - (2.0 * log_std).exp()).mean(-1)
             return weighted_mean((decoded - actions).square().mean(-1) + hp.kl_coef * divergence, weights), ()
 
-        loss_vae, _, grads = value_and_grad(vae_loss, state.params["vae"])
-        vae, vae_opt = self.adam.update(grads, state.opt["vae"], state.params["vae"], rate)
-
+        state, loss_vae, _ = self.descend(state, "vae", vae_loss)
+        vae = state.params["vae"]
         drawn = self.latents(rng.fold(key, 1), hp.num_actions, len(obs))
         next_action, repeated = self.candidates(vae, state.target["perturbation"], batch["next_obs"], drawn)
         q = nets["critic"](state.target["critic"], repeated, next_action)  # [2, N x B]
         mixed = hp.lmbda * q.amin(0) + (1.0 - hp.lmbda) * q.amax(0)
         next_q = mixed.view(hp.num_actions, -1).amax(0)  # Eq. 13
         target = batch["rewards"] + batch["discounts"] * next_q
-        loss_q, q, error, grads = regress(
-            lambda params: nets["critic"](params, obs, actions), state.params["critic"], target, weights
-        )
-        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-
+        critic_loss = regression(lambda params: nets["critic"](params, obs, actions), target, weights)
+        state, loss_q, (q, error) = self.descend(state, "critic", critic_loss)
+        critic = state.params["critic"]
         proposal = nets["vae"](vae, obs, self.latents(rng.fold(key, 2), 1, len(obs))[0])
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7: the first critic alone
             q = nets["critic"](critic, obs, self.perturbed(params, obs, proposal))[0]
             return weighted_mean(-q, weights), ()
 
-        loss_pi, _, grads = value_and_grad(actor_loss, state.params["perturbation"])
-        actor, actor_opt = self.adam.update(grads, state.opt["perturbation"], state.params["perturbation"], rate)
-        state = state._replace(
-            params={"vae": vae, "perturbation": actor, "critic": critic},
-            target={
-                "perturbation": polyak(state.target["perturbation"], actor, hp.tau),
-                "critic": polyak(state.target["critic"], critic, hp.tau),
-            },
-            opt={"vae": vae_opt, "perturbation": actor_opt, "critic": critic_opt},
-            step=state.step + 1,
-        )
+        state, loss_pi, _ = self.descend(state, "perturbation", actor_loss)
+        target_params = {name: polyak(slow, state.params[name], hp.tau) for name, slow in state.target.items()}
+        state = state._replace(target=target_params, step=state.step + 1)
         metrics = {"critic_loss": loss_q, "actor_loss": loss_pi, "vae_loss": loss_vae}
         return state, Aux({**metrics, **weighted_means({"q_value_mean": q, "target_mean": target}, weights)}, error)
 
@@ -139,9 +122,7 @@ class BCQ(Algorithm[BCQHyper]):
         rows = actions.view(len(latents), -1, self.spec.action.dim)
         return rows.gather(0, index.view(1, -1, 1).expand(1, -1, rows.shape[-1]))[0], value
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Any]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         latents = self.latents(key, self.hp.num_actions_act, len(obs)) if explore else self.fixed
         return carry, self.best(state, obs, latents)[0], {}
 

@@ -3,7 +3,10 @@
 Values of the rollouts' states are pushed down (by the soft maximum over actions of CQL, one of the paper's two choices)
 and values of the data are pushed up (Eq. 2), on batches with a share `real_ratio` of real transitions (f of Eq. 3). It
 needs no estimate of the model's error; `penalty_coef` adds MOPO's penalty as well.
-It owns a CQL as MBPO owns a SAC. Deviations: those of `Dynamics` and of CQL.
+It owns a CQL as MBPO owns a SAC.
+
+Deviations: those of `Dynamics` (model_fit.py) and of CQL; the squared errors have no factor 1/2 (Eq. 2 has one), so
+that `cql_alpha` means the same as in CQL.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ class COMBOHyper(CQLFields, MOPOHyper):
     cql_alpha: float = Field(1.0, ge=0.0)
     """Weight of the conservative term (beta; paper: 0.5 to 5)."""
     actor_learning_rate: Positive = constant(1e-4)
-    """Step size of policy and temperature; a number or a schedule."""
 
     @model_validator(mode="after")
     def _both_kinds(self) -> COMBOHyper:

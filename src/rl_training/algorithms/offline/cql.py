@@ -2,9 +2,11 @@
 critics are pushed down where the policy goes and up on the data. Cal-QL does not push the values of the policy's
 actions below the return that the data reached from that state. `cal_ql_online` continues in the environment; the
 returns of its own episodes are a floor once they have ended.
+The squared errors have no factor 1/2, as in CORL, whose values of `cql_alpha` are the published ones.
 
 Deviations: the penalty's weight is fixed, not tuned by a Lagrange multiplier; the estimate of the soft maximum is
-divided by the number of samples, so that it is the integral itself (a constant in the loss).
+divided by the number of samples, so that it is the integral itself (a constant in the loss); observations are not
+normalised, and initial weights are not orthogonal, as they are in CORL.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ class CQLHyper(CQLFields, OfflineHyper):
     """Settings of CQL on a dataset alone."""
 
     hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
 
 
 class CalQLHyper(CQLHyper):
@@ -50,7 +51,6 @@ class CalQLOnlineHyper(CQLFields, FineTuneFields):
     """Settings of Cal-QL on a dataset and in the environment."""
 
     hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
 
     def critic_options(self) -> CriticOptions:
         return CalibratedOptions.of(self)

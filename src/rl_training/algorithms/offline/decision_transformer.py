@@ -1,10 +1,12 @@
 """Decision Transformer (Chen et al. 2021): a sequence model of (return-to-go, observation, action) tokens that predicts
 actions. To act, it is given the return that it should reach; each reward is subtracted from what is left of it.
 
-The context is the carry of the policy: the last `context_length` steps of the running episode.
+The context is the carry of the policy: the last `context_length` steps of the running episode. Observations are
+normalised by the dataset's mean and deviation, as in the authors' code.
+
 Deviations: a window ends at a uniformly drawn step (the authors' starts at one), so that training sees the beginnings
 of episodes as acting does; the time within the episode is embedded by sines and a linear layer instead of a table, so
-episodes may have any length; the step size is constant and has no warm-up; no dropout on the attention weights.
+episodes may have any length; the step size has no warm-up by default; no dropout on the attention weights.
 """
 
 from __future__ import annotations
@@ -15,32 +17,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
+from rl_training.algorithms.observations import DatasetNormalizer
 from rl_training.data.storage import Batch
 from rl_training.data.windows import WindowSource
 from rl_training.errors import UserError
 from rl_training.models.transformer import DecisionTransformerModel
 from rl_training.ops import rng
 from rl_training.ops.distributions import Categorical
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.spec import EnvSpec
 
 
 class DecisionTransformerHyper(OfflineHyper):
     learning_rate: Positive = constant(1e-4)
-    """Step size of the optimiser; a number or a schedule."""
     batch_size: int = Field(64, ge=1)
     """Windows in one update."""
     hidden_sizes: Widths = (128, 128, 128)
     """Width of each block of the transformer: all the same."""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adamw"
-    """Rule that turns gradients into steps."""
     weight_decay: float = Field(1e-4, ge=0.0)
-    """Decay of the weights (decoupled for adamw)."""
     max_grad_norm: float = Field(0.25, ge=0.0)
-    """Gradients are scaled down to this norm; 0 switches it off."""
     context_length: int = Field(20, ge=1)
     """Steps that the policy looks back on (K)."""
     num_heads: int = Field(1, ge=1)
@@ -51,6 +49,8 @@ class DecisionTransformerHyper(OfflineHyper):
     """The return to aim for when acting; empty: the best one in the dataset."""
     return_scale: float = Field(1000.0, gt=0.0)
     """Returns are divided by this before the network sees them."""
+    normalize_observations: bool = True
+    """Subtract the dataset's mean observation and divide by its deviation; part of the policy, saved with it."""
 
 
 class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
@@ -58,7 +58,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     name = "decision_transformer"
     actions = ("box", "discrete")
     bounded_actions = vector_observations = True
-    network_argument = "actor"
+    network_argument = only_network = "actor"
     recurrent = True
     batch_columns = ("obs", "actions", "returns", "times", "mask")  # windows, as `WindowSource` gives them
     sees_rewards = True
@@ -71,9 +71,6 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
             spec, outputs, width=width, num_layers=len(hp.hidden_sizes), num_heads=hp.num_heads, dropout=hp.dropout
         )
         return {"actor": model}
-
-    def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
-        return {"actor": network}
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
@@ -90,34 +87,35 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
             )
 
     def setup(self) -> None:
-        self.adam = self.optimizer()
         self.box = self.spec.action.kind == "box"
         self.dist = None if self.box else Categorical(self.spec.action.n)
+        self.normalised = DatasetNormalizer(self.spec, self.hp.normalize_observations, eps=1e-6)
 
     def init_extra(self) -> dict[str, Any]:
         target = self.hp.target_return
         if target is None:  # without data: a policy that is about to be loaded
             target = float(self.dataset.episode_returns().max()) if self.dataset is not None else 0.0
-        return {"target_return": torch.tensor(target)}
+        return {"target_return": torch.tensor(target), **self.normalised.init_extra(self.dataset)}
 
     def sources(self, num_envs: int) -> dict[str, Any]:
         assert self.dataset is not None
         return {"replay": WindowSource(self.dataset, self.hp.context_length)}
 
-    def outputs(self, params: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
+    def outputs(self, params: Tensor, extra: dict[str, Any], batch: Batch, key: Tensor | None) -> Tensor:
         """Predicted actions (or their logits) of every step: [B, K, A]."""
         actions = batch["actions"]
         if not self.box:
             actions = (actions.unsqueeze(-1) == torch.arange(self.spec.action.n, device=actions.device)).float()
         returns = batch["returns"] / self.hp.return_scale
-        out: Tensor = self.nets["actor"](params, returns, batch["obs"], actions, batch["times"], batch["mask"], key)
+        obs = self.normalised(extra, batch["obs"])
+        out: Tensor = self.nets["actor"](params, returns, obs, actions, batch["times"], batch["mask"], key)
         return torch.tanh(out) if self.box else out
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         mask = batch["mask"].to(torch.float32)
 
         def loss(params: Tensor) -> tuple[Tensor, Tensor]:
-            out = self.outputs(params, batch, key)
+            out = self.outputs(params, state.extra, batch, key)
             if self.dist is None:
                 error = (out - batch["actions"]).square().mean(-1)  # [B, K]
             else:
@@ -125,11 +123,8 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
             per_row = (mask * error).sum(-1) / mask.sum(-1).clamp(min=1.0)
             return weighted_mean(per_row, batch["weights"]), per_row
 
-        value, per_row, grads = value_and_grad(loss, state.params["actor"])
-        rate = self.hp.learning_rate(state.progress)
-        params, opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        state = state._replace(params={"actor": params}, opt={"actor": opt}, step=state.step + 1)
-        return state, Aux({"loss": value}, per_row)
+        state, value, per_row = self.descend(state, "actor", loss)
+        return state._replace(step=state.step + 1), Aux({"loss": value}, per_row)
 
     # --- acting ----------------------------------------------------------------------------------------------------
 
@@ -148,9 +143,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
     def observe(self, carry: Tree, rewards: Tensor) -> Tree:
         return {**carry, "reward": rewards.to(torch.float32)}
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         count, steps = carry["count"], self.hp.context_length
         left = torch.where(count == 0, state.extra["target_return"], carry["returns"][:, -1] - carry["reward"])
 
@@ -163,7 +156,7 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
             "obs": pushed(carry["obs"], obs), "actions": actions, "returns": pushed(carry["returns"], left),
             "times": times.clamp(min=0), "mask": times >= 0,
         }  # fmt: skip
-        out = self.outputs(state.params["actor"], seen, None)[:, -1]
+        out = self.outputs(state.params["actor"], state.extra, seen, None)[:, -1]
         if self.dist is None:
             action = out
         else:
@@ -175,4 +168,4 @@ class DecisionTransformer(Algorithm[DecisionTransformerHyper]):
         return after, action, {}
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
-        raise UserError(f"{self.name} learns a policy only: it has no critic and cannot estimate values")
+        return super().value(state, obs)  # it has no critic

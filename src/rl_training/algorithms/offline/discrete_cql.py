@@ -22,12 +22,13 @@ class DiscreteCQLHyper(DQNFields, OfflineHyper):
     cql_alpha: float = Field(1.0, ge=0.0)
     """Weight of the conservative term; 0 is DQN on a dataset."""
     double: bool = True
-    """Choose the next action with the online network, value it with the target network."""
 
 
 class DiscreteCQL(DQN[DiscreteCQLHyper]):
     Hyper = DiscreteCQLHyper
+    masks = False  # datasets have no masks
     name = "discrete_cql"
+    kind_defaults = {}
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         values = self.q_values(params, batch["obs"], key)  # [B, A]

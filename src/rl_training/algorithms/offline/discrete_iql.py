@@ -1,7 +1,7 @@
 """Implicit Q-learning for discrete actions (Kostrikov et al. 2022): the update of IQL with a categorical policy and
 critics that return the values of all actions.
 
-Deviations: none from IQL; the paper itself has continuous actions only.
+Deviations: those of IQL; the paper itself has continuous actions only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Obs, TrainState, Tree
+from rl_training.algorithms.base import Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper
 from rl_training.algorithms.offline.iql import ImplicitFields, ImplicitQ
 from rl_training.models.offline import DiscreteIQLModel
@@ -41,16 +41,14 @@ class DiscreteIQL(ImplicitQ[DiscreteIQLHyper]):
         chosen = actions.long().expand(values.shape[:-1]).unsqueeze(-1)
         return values.gather(-1, chosen).squeeze(-1)
 
-    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
-        return self.dist.log_prob(self.nets["actor"](params, obs), actions)
-
     def q_values(self, params: dict[str, Tensor], obs: Obs) -> Tensor:
         """The smallest critic's value of every action: [B, A]."""
         values: Tensor = self.nets["critic"](params["critic"], obs)
         return values.amin(0)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Any]]:
+    def action_values(self, state: TrainState, obs: Obs, **options: Any) -> Tensor:
+        return self.q_values(state.params, obs)
+
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         logits = self.nets["actor"](state.params["actor"], obs)
         return carry, self.dist.sample(logits, key) if explore else self.dist.mode(logits), {}

@@ -1,7 +1,9 @@
 """SAC-N and EDAC (An et al. 2021): SAC on a dataset with an ensemble of critics whose minimum is the target; EDAC also
 keeps the critics' gradients with respect to the action apart, so that fewer of them are enough (eta 0 is SAC-N).
+Vector observations only: the gradients need one copy of the observation for each critic. The squared errors have no
+factor 1/2 beside the diversity term, as in CORL, whose values of `eta` are the published ones.
 
-Deviations: none known. Vector observations only: the gradients need one copy of the observation for each critic.
+Deviations: initial weights are PyTorch's, where CORL starts biases at 0.1 and the last layers within 0.003 of 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from rl_training.algorithms.hyper import OfflineHyper, Widths
 
 class EDACHyper(DiverseFields, SACFields, OfflineHyper):
     hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
     num_critics: int = Field(10, ge=2)
     """Critics in the ensemble, whose minimum is the target (N)."""
 

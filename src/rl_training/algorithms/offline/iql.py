@@ -2,29 +2,28 @@
 maximum, so no action outside the data is ever evaluated; the policy is a regression on the data, weighted by
 exponential advantages.
 
-All three losses use the networks before the update, as in CORL, whose scores are the reference: the advantage of V's
-loss is then also the policy's, which saves a pass. (In the authors' code the policy and Q use the new V.)
 `ImplicitQ` is the update for actions of any kind; discrete_iql.py uses it too. XQL replaces `value_loss`. `iql_online`
 continues in the environment (paper, section 5.3).
-Deviations: online, a fixed share of each batch is from the dataset; the paper adds new transitions to one buffer.
+
+Deviations: all three losses use the networks before the update, as in CORL, whose scores are the reference, so that the
+advantage of V's loss is also the policy's, which saves a pass (in the authors' code the policy and Q use the new V);
+online, a fixed share of each batch is from the dataset, where the paper adds new transitions to one buffer.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import Behaviour, ContinuousControl, ContinuousFields
-from rl_training.algorithms.continuous.critics.base import regress
+from rl_training.algorithms.continuous.base import ContinuousControl, ContinuousFields
+from rl_training.algorithms.continuous.critics.base import regression
 from rl_training.algorithms.hyper import Hyper, OfflineHyper, Positive, Widths, constant
 from rl_training.algorithms.prior_data import FineTuneFields
 from rl_training.data.storage import Batch
 from rl_training.models.offline import IQLModel
-from rl_training.ops.distributions import DiagGaussian
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import expectile_loss, weighted_mean, weighted_means
 from rl_training.ops.optim import polyak
 from rl_training.ops.schedules import Schedule
@@ -95,13 +94,11 @@ Q = TypeVar("Q", bound=IQLFields)
 
 
 class ImplicitQ(Algorithm[J]):
-    """The three updates. Subclasses define the networks `actor`, `critic` and `value`, and how to call them."""
+    """The three updates. Subclasses define the networks `actor`, `critic` and `value`, the policy's distribution, and
+    how to call the critics."""
 
     targets = ("critic",)
-
-    def setup(self) -> None:
-        super().setup()
-        self.adam = self.optimizer()
+    dist: Any
 
     def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         """Values of the actions by every critic: [E, B]."""
@@ -109,43 +106,35 @@ class ImplicitQ(Algorithm[J]):
 
     def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         """log pi(a|s): [B]."""
-        raise NotImplementedError
+        log_prob: Tensor = self.dist.log_prob(self.nets["actor"](params, obs), actions)
+        return log_prob
 
-    def value_loss(self, difference: Tensor) -> Tensor:
-        """Loss of V for Q - V, per sample (Eq. 5)."""
+    def value_loss(self, difference: Tensor, weights: Tensor) -> Tensor:
+        """Loss of V for Q - V, per sample (Eq. 5). Rows of weight 0 do not count."""
         return expectile_loss(difference, self.hp.expectile)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, nets, weights = self.hp, self.nets, batch["weights"]
         obs, actions = batch["obs"], batch["actions"]
-        rate = hp.learning_rate(state.progress)
         target_q = self.q(state.target["critic"], obs, actions).amin(0)  # [B]
 
         def value_loss(params: Tensor) -> tuple[Tensor, Tensor]:
             advantage = target_q - nets["value"](params, obs)
-            return weighted_mean(self.value_loss(advantage), weights), advantage
+            return weighted_mean(self.value_loss(advantage, weights), weights), advantage
 
-        loss_v, advantage, grads = value_and_grad(value_loss, state.params["value"])
-        value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
+        next_value = nets["value"](state.params["value"], batch["next_obs"])
+        state, loss_v, advantage = self.descend(state, "value", value_loss)
         policy_weight = advantage_weights(advantage, hp.beta, hp.max_weight)
 
         def actor_loss(params: Tensor) -> tuple[Tensor, tuple[()]]:  # Eq. 7
             return weighted_mean(-policy_weight * self.log_prob(params, obs, actions), weights), ()
 
-        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor_rate = hp.actor_learning_rate(state.progress)
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], actor_rate)
-        target = batch["rewards"] + batch["discounts"] * nets["value"](state.params["value"], batch["next_obs"])
-        loss_q, q, error, grads = regress(
-            lambda params: self.q(params, obs, actions), state.params["critic"], target, weights
-        )  # Eq. 6
-        critic, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-        state = state._replace(
-            params={"actor": actor, "critic": critic, "value": value},
-            target={"critic": polyak(state.target["critic"], critic, hp.tau)},
-            opt={"actor": actor_opt, "critic": critic_opt, "value": value_opt},
-            step=state.step + 1,
-        )
+        state, loss_pi, _ = self.descend(state, "actor", actor_loss, hp.actor_learning_rate(state.progress))
+        target = batch["rewards"] + batch["discounts"] * next_value
+        critic_loss = regression(lambda params: self.q(params, obs, actions), target, weights)  # Eq. 6
+        state, loss_q, (q, error) = self.descend(state, "critic", critic_loss)
+        slow = polyak(state.target["critic"], state.params["critic"], hp.tau)
+        state = state._replace(target={"critic": slow}, step=state.step + 1)
         means = {"advantage_mean": advantage, "weight_mean": policy_weight, "q_value_mean": q, "target_mean": target}
         metrics = {"critic_loss": loss_q, "value_loss": loss_v, "actor_loss": loss_pi, **weighted_means(means, weights)}
         return state, Aux(metrics, error)
@@ -167,21 +156,9 @@ class IQL(ImplicitQ[Q], ContinuousControl[Q]):
             )
         )
 
-    def setup(self) -> None:
-        super().setup()
-        self.dist = DiagGaussian(self.spec.action.dim)
-
     def q(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         q: Tensor = self.nets["critic"](params, obs, actions)
         return q
-
-    def log_prob(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
-        return self.dist.log_prob(self.nets["actor"](params, obs), actions)
-
-    def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        out, features = self.nets["actor"](state.params["actor"], obs, True)
-        mean, log_std = self.dist.split(out)
-        return Behaviour(mean, log_std.exp(), features)
 
 
 class IQLOnline(IQL[IQLOnlineHyper]):

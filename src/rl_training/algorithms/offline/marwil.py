@@ -4,6 +4,7 @@ ever evaluated.
 
 beta 0 is behavioural cloning. The advantage is divided by its running root mean square, so that beta means the same in
 every environment.
+
 Deviations: the running mean square has a rate of 0.01 and starts with the first batch, where the paper adds 1e-8 of the
 new square each time; the weights are clipped, as in IQL.
 """
@@ -16,20 +17,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OfflineHyper, Widths
 from rl_training.algorithms.offline.iql import advantage_weights
 from rl_training.data.storage import Batch
 from rl_training.models.offline import ImitationModel
 from rl_training.ops.distributions import DiagGaussian, for_action
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.spec import EnvSpec
 
 
 class MARWILHyper(OfflineHyper):
     hidden_sizes: Widths = (256, 256)
-    """Widths of the hidden layers."""
     beta: float = Field(1.0, ge=0.0)
     """Weight of the advantage in the exponent; 0 is behavioural cloning."""
     max_weight: float = Field(20.0, gt=0.0)
@@ -49,7 +48,6 @@ class MARWIL(Algorithm[MARWILHyper]):
         return self.named_networks(ImitationModel(spec, self.hp.hidden_sizes, activation=self.hp.activation))
 
     def setup(self) -> None:
-        self.adam = self.optimizer()
         self.box = self.spec.action.kind == "box"
         self.dist: Any = DiagGaussian(self.spec.action.dim) if self.box else for_action(self.spec.action)
 
@@ -58,14 +56,12 @@ class MARWIL(Algorithm[MARWILHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, nets, obs, weights = self.hp, self.nets, batch["obs"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
 
         def value_loss(params: Tensor) -> tuple[Tensor, Tensor]:
             advantage = batch["returns"] - nets["value"](params, obs)
             return 0.5 * weighted_mean(advantage.square(), weights), advantage
 
-        loss_v, advantage, grads = value_and_grad(value_loss, state.params["value"])
-        value, value_opt = self.adam.update(grads, state.opt["value"], state.params["value"], rate)
+        state, loss_v, advantage = self.descend(state, "value", value_loss)
         advantage = advantage.detach()
         seen = weighted_mean(advantage.square(), weights)
         old = state.extra["square"]
@@ -76,21 +72,13 @@ class MARWIL(Algorithm[MARWILHyper]):
             log_prob = self.dist.log_prob(nets["actor"](params, obs), batch["actions"])
             return weighted_mean(-policy_weight * log_prob, weights), ()
 
-        loss_pi, _, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-        state = state._replace(
-            params={"actor": actor, "value": value},
-            opt={"actor": actor_opt, "value": value_opt},
-            extra={"square": square},
-            step=state.step + 1,
-        )
+        state, loss_pi, _ = self.descend(state, "actor", actor_loss)
+        state = state._replace(extra={"square": square}, step=state.step + 1)
         means = {"advantage_mean": advantage, "weight_mean": policy_weight, "return_mean": batch["returns"]}
         metrics = {"value_loss": loss_v, "actor_loss": loss_pi, **weighted_means(means, weights)}
         return state, Aux(metrics, advantage.abs())
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         out = self.nets["actor"](state.params["actor"], obs)
         action = self.dist.sample(out, key) if explore else self.dist.mode(out)
         return carry, action.clamp(-1.0, 1.0) if self.box else action, {}

@@ -4,7 +4,8 @@ an imagined step is lowered by the model's own estimate of its error.
 The ensemble is fitted to the dataset first. Then rollouts start from the dataset's states every `rollout_freq` updates,
 and SAC learns from batches with a share `real_ratio` of real transitions. The penalty is `penalty_coef` x the largest
 norm of a member's standard deviation (section 4.3); with 0 it is MBPO without new data.
-Deviations: those of `Dynamics`.
+
+Deviations: those of `Dynamics` (model_fit.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class MOPOHyper(RolloutFields, OfflineHyper):
     rollout_freq: int = Field(1_000, ge=1)
     """Updates between two sets of rollouts."""
     rollout_length: int = Field(5, ge=1)
-    """Steps of each rollout, at first."""
+
+    model_retain_epochs: float = Field(5.0, gt=0.0)
+
+    def rollouts_every(self, num_envs: int) -> int:
+        return self.rollout_freq
 
     @model_validator(mode="after")
     def _blocks(self) -> MOPOHyper:

@@ -1,8 +1,9 @@
 """ReBRAC (Tarasov et al. 2023): TD3 held to the data both in the policy's loss and in the critics' target, with
-LayerNorm critics, deeper networks and large batches.
+LayerNorm critics (the norm follows the ReLU), deeper networks and large batches.
 
-Deviations: the first update of actor and targets is update 1 instead of 2, as in our TD3. At the last row of a
-truncated episode the data's next action is not known: its penalty is left out there.
+Deviations: the first update of actor and targets is update 1 instead of 2, as in our TD3; at the last row of a
+truncated episode the data's next action is not known, so its penalty is left out there; initial weights are PyTorch's,
+where CORL starts biases at 0.1 and the last layers within 0.003 of 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.continuous.critics.base import CriticOptions
+from rl_training.algorithms.continuous.critics.base import CriticOptions, Extra
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
 from rl_training.algorithms.continuous.td3 import TD3, Regularizer, TD3Fields
 from rl_training.algorithms.hyper import OfflineHyper, Positive, Widths, constant
@@ -21,11 +22,8 @@ from rl_training.ops.losses import weighted_mean
 
 class ReBRACHyper(TD3Fields, OfflineHyper):
     learning_rate: Positive = constant(1e-3)
-    """Step size of the optimiser; a number or a schedule."""
     hidden_sizes: Widths = (256, 256, 256)
-    """Widths of the hidden layers of actor and critics."""
     batch_size: int = Field(1024, ge=1)
-    """Transitions in one update."""
     actor_penalty: float = Field(0.01, ge=0.0)
     """Weight of the squared distance to the data's action in the policy's loss (beta 1)."""
     critic_penalty: float = Field(0.01, ge=0.0)
@@ -36,7 +34,7 @@ class ReBRACHyper(TD3Fields, OfflineHyper):
     """LayerNorm in the critics."""
 
     def critic_options(self) -> CriticOptions:
-        return TwinOptions.of(self)
+        return TwinOptions.of(self, norm_last=True)
 
 
 class TwoPenalties(Regularizer):
@@ -65,3 +63,7 @@ class ReBRAC(TD3[ReBRACHyper]):
     def setup(self) -> None:
         super().setup()
         self.regularizer = TwoPenalties(self.hp)
+
+    def init_extra(self) -> Extra:
+        """With a mark in checkpoints: critics with LayerNorm before the activation have parameters of the same size."""
+        return {**super().init_extra(), "norm_after_activation": torch.ones(())}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -15,14 +14,13 @@ from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import Behaviour
 from rl_training.algorithms.continuous.td3 import TD3, Regularizer, TD3Fields
 from rl_training.algorithms.hyper import OfflineHyper, Positive, constant
-from rl_training.algorithms.observations import check_can_normalise
+from rl_training.algorithms.observations import DatasetNormalizer
 from rl_training.data.storage import Batch
 from rl_training.ops.losses import weighted_mean
 
 
 class TD3BCHyper(TD3Fields, OfflineHyper):
     learning_rate: Positive = constant(3e-4)
-    """Step size of the optimiser; a number or a schedule."""
     alpha: float = Field(2.5, gt=0.0)
     """Weight of the value against the distance to the data's actions (paper: 2.5)."""
     normalize_observations: bool = True
@@ -50,33 +48,21 @@ class TD3BC(TD3[TD3BCHyper]):
     def setup(self) -> None:
         super().setup()
         self.regularizer = BehaviourCloning(self.hp.alpha)
-        check_can_normalise(self.spec, self.hp.normalize_observations)
+        self.normalised = DatasetNormalizer(self.spec, self.hp.normalize_observations)  # Eq. 6
 
     def init_extra(self) -> dict[str, Any]:
-        if not self.hp.normalize_observations:
-            return {}
-        size = self.spec.obs_dim
-        if self.dataset is None:  # a policy that is about to be loaded
-            return {"obs_mean": torch.zeros(size), "obs_std": torch.ones(size)}
-        mean, std = self.dataset.moments()  # Eq. 6
-        return {"obs_mean": torch.tensor(mean).float(), "obs_std": torch.tensor(std).float()}
-
-    def normalised(self, state: TrainState, obs: Obs) -> Obs:
-        """Observations as the networks see them."""
-        if not self.hp.normalize_observations:
-            return obs
-        return (obs - state.extra["obs_mean"]) / state.extra["obs_std"]
+        return self.normalised.init_extra(self.dataset)
 
     def train_step(
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
     ) -> tuple[TrainState, Aux]:
-        inputs = {name: self.normalised(state, batch[name]) for name in ("obs", "next_obs")}
+        inputs = {name: self.normalised(state.extra, batch[name]) for name in ("obs", "next_obs")}
         return super().train_step(state, {**batch, **inputs}, key, actor)
 
     def behaviour(self, state: TrainState, obs: Obs) -> Behaviour:
-        return super().behaviour(state, self.normalised(state, obs))
+        return super().behaviour(state, self.normalised(state.extra, obs))
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action."""
         action = self.greedy(state, obs)
-        return self.critic.value(state.params["critic"], state.extra, self.normalised(state, obs), action)
+        return self.critic.value(state.params["critic"], state.extra, self.normalised(state.extra, obs), action)

@@ -1,7 +1,10 @@
 """Synchronous advantage actor-critic (Mnih et al. 2016, without the asynchrony): one update on each whole rollout.
 
-Settings and RMSprop (smoothing 0.99, no centring) are those of Stable-Baselines3. Deviations from the paper: separate
-actor and critic networks, and generalised advantages; with `gae_lambda` 1 they are the paper's n-step returns.
+Settings and RMSprop (smoothing 0.99, no centring) are those of Stable-Baselines3. On images, actor and critic share
+their convolutions, as in the paper.
+
+Deviations: separate actor and critic networks on vectors (`shared_trunk`), and generalised advantages; with
+`gae_lambda` 1 they are the paper's n-step returns.
 """
 
 from __future__ import annotations
@@ -12,24 +15,24 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Aux, TrainState
-from rl_training.algorithms.hyper import Positive, RolloutHyper, constant
+from rl_training.algorithms.hyper import Positive, RolloutHyper, SharedTrunkFields, constant
 from rl_training.algorithms.policy_gradient.base import PolicyGradient
 from rl_training.data.storage import Batch
 from rl_training.ops.losses import weighted_mean, weighted_normalise
 from rl_training.ops.optim import Optimizer
 
 
-class WholeRolloutHyper(RolloutHyper):
+class WholeRolloutHyper(SharedTrunkFields, RolloutHyper):
     """Settings of one update on each whole rollout (A2C, IMPALA)."""
 
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "rmsprop"
-    """Rule that turns gradients into steps."""
     rmsprop_alpha: float = Field(0.99, gt=0.0, lt=1.0)
     """Smoothing of the squared gradients (rmsprop)."""
     ent_coef: Positive = constant(0.0)
     """Weight of the entropy bonus; a number or a schedule."""
     vf_coef: float = Field(0.5, ge=0.0)
-    """Weight of the value loss."""
+    """Weight of the value loss, the mean squared error (as in Stable-Baselines3; a source that halves the error means
+    twice the weight)."""
 
 
 W = TypeVar("W", bound=WholeRolloutHyper)
@@ -41,8 +44,10 @@ def rollout_optimizer(algorithm: PolicyGradient[W]) -> Optimizer:
     return algorithm.optimizer(**({"beta2": hp.rmsprop_alpha} if hp.optimizer == "rmsprop" else {}))
 
 
-def rollout_step(algorithm: PolicyGradient[W], state: TrainState, batch: Batch) -> tuple[TrainState, Aux]:
-    """One gradient step on policy, value and entropy of the whole rollout."""
+def rollout_step(
+    algorithm: PolicyGradient[W], state: TrainState, batch: Batch, scale: Tensor | float = 1.0
+) -> tuple[TrainState, Aux]:
+    """One gradient step on policy, value and entropy of the whole rollout: `scale` times their means."""
     hp, dist, weights, mask = algorithm.hp, algorithm.dist, batch["weights"], batch.get("mask")
     ent_coef = hp.ent_coef(state.progress)
 
@@ -53,15 +58,14 @@ def rollout_step(algorithm: PolicyGradient[W], state: TrainState, batch: Batch) 
         value = weighted_mean((values - batch["returns"]) ** 2, weights)
         entropy = weighted_mean(dist.entropy(out, mask), weights)
         metrics = {"policy_loss": policy, "value_loss": value, "entropy": entropy}
-        return policy + hp.vf_coef * value - ent_coef * entropy, metrics
+        return scale * (policy + hp.vf_coef * value - ent_coef * entropy), metrics
 
-    state, total, metrics = algorithm.descend(state, "policy", loss)
-    return state, Aux({"loss": total, **metrics})
+    state, total, metrics, grad_norm = algorithm.descend_with_norm(state, "policy", loss)
+    return state._replace(step=state.step + 1), Aux({"loss": total, **metrics, "grad_norm": grad_norm})
 
 
 class A2CHyper(WholeRolloutHyper):
     learning_rate: Positive = constant(7e-4)
-    """Step size of the optimiser; a number or a schedule."""
     n_steps: int = Field(5, ge=1)
     """Steps of each environment in one rollout, which is one update."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import OnPolicyHyper, RolloutHyper
-from rl_training.algorithms.observations import ObservationReader
+from rl_training.algorithms.observations import ObservationReader, check_cnn
 from rl_training.algorithms.phases import RolloutPhase
 from rl_training.data.storage import Batch
 from rl_training.models.policy import Actor, ActorCritic, Critic
 from rl_training.ops import distributions
-from rl_training.ops.grad import value_and_grad
+from rl_training.ops.losses import explained_variance
 from rl_training.ops.returns import gae, reverse_scan
 from rl_training.ops.running_stats import init_moments, update_moments
 from rl_training.ops.tree import tree_map
@@ -41,6 +41,7 @@ class Rollout(NamedTuple):
     next_values: Tensor
     discounts: Tensor
     continues: Tensor
+    behaviour_log_probs: Tensor | None = None  # stored when the actions were chosen
 
 
 class PolicyGradient(Algorithm[R]):
@@ -52,30 +53,49 @@ class PolicyGradient(Algorithm[R]):
 
     actions = ("discrete", "multi_discrete", "multi_binary", "box")
     masks = True
+    kind_defaults = {"continuous": {"normalize_observations": True, "normalize_rewards": True}}
     separate: ClassVar[bool] = False
+    policy_class: ClassVar[type[nn.Module]] = ActorCritic
     actor_class: ClassVar[type[Actor]] = Actor  # of separate networks
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp, outputs = self.hp, distributions.for_action(spec.action).size
-        actor = self.actor_class if self.separate else ActorCritic
-        network = actor(spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init)
+        hp, seen = self.hp, spec.unmasked
+        layers = (seen, distributions.for_action(spec.action).size, hp.hidden_sizes, hp.activation, hp.log_std_init)
         if not self.separate:
-            return {"policy": network}
-        return {"actor": network, "critic": Critic(spec.unmasked, hp.hidden_sizes, hp.activation)}
+            return {"policy": self.policy_class(*layers, hp.cnn, self.shared_trunk, **self.policy_options())}
+        actor = self.actor_class(*layers, hp.cnn)
+        return {"actor": actor, "critic": Critic(seen, hp.hidden_sizes, hp.activation, hp.cnn)}
+
+    def policy_options(self) -> dict[str, Any]:
+        """More arguments of `policy_class`."""
+        return {}
+
+    @property
+    def shared_trunk(self) -> bool:
+        """Whether actor and critic are two heads on the same layers."""
+        chosen = getattr(self.hp, "shared_trunk", False)
+        return self.spec.has_images if chosen is None else chosen
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        check_cnn(spec, self.hp.cnn)
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return super().named_networks(network) if self.separate else {"policy": network}
 
     def setup(self) -> None:
-        self.optim = self.optimizer()
         self.dist = distributions.for_action(self.spec.action)
         self.reader = ObservationReader(self.spec, self.hp.normalize_observations)
 
     def init_extra(self) -> dict[str, Any]:
-        extra: dict[str, Any] = self.reader.init_extra()
+        extra: dict[str, Any] = {**self.reader.init_extra(), **self.rollout_extra()}
         if self.hp.normalize_rewards:
             extra["returns"] = {**init_moments(), "running": torch.zeros(self.num_envs)}
         return extra
+
+    def rollout_extra(self) -> dict[str, Tensor]:
+        """State that begins anew with each rollout."""
+        return {}
 
     def rollout_phases(self) -> tuple[RolloutPhase, ...]:
         """Epochs of minibatches where the settings have them, else one update on the whole rollout."""
@@ -105,14 +125,6 @@ class PolicyGradient(Algorithm[R]):
         out, values = self.nets["policy"](params["policy"], obs)
         return out, values
 
-    def descend(self, state: TrainState, name: str, loss: Any) -> tuple[TrainState, Tensor, Any]:
-        """(the state after one optimiser step of a network, its loss, what the loss returned beside it)"""
-        old = state.params[name]
-        value, aux, grads = value_and_grad(loss, old)
-        params, opt = self.optim.update(grads, state.opt[name], old, self.hp.learning_rate(state.progress))
-        params_of, opt_of = {**state.params, name: params}, {**state.opt, name: opt}
-        return state._replace(params=params_of, opt=opt_of, step=state.step + 1), value, aux
-
     # --- rollouts --------------------------------------------------------------------------------------------------
 
     def prepare(self, state: TrainState, rollout: Batch, key: Tensor) -> tuple[TrainState, Batch]:
@@ -128,13 +140,14 @@ class PolicyGradient(Algorithm[R]):
             self.reader.read(state.extra, rollout["next_obs"]),
         )
         out, values, next_values = self.outlook(state.params, {**rollout, "obs": obs, "next_obs": next_obs})
-        extra = dict(state.extra)
+        extra = {**state.extra, **self.rollout_extra()}
         if hp.normalize_rewards:
             extra["returns"], rewards = self._scaled_rewards(extra["returns"], rewards, continues, weights)
         log_probs = self.dist.log_prob(out, actions, mask)
         discounts = hp.gamma * (1.0 - terminated)
+        stored = rollout.get("behaviour_log_probs")
         advantages, returns = self.advantages(
-            state, Rollout(obs, actions, mask, log_probs, rewards, values, next_values, discounts, continues)
+            state, Rollout(obs, actions, mask, log_probs, rewards, values, next_values, discounts, continues, stored)
         )
         if hp.normalize_observations:
             extra["observations"] = update_moments(extra["observations"], raw.flatten(0, 1), weights.flatten())
@@ -150,6 +163,13 @@ class PolicyGradient(Algorithm[R]):
         obs, next_obs = (tree_map(lambda x: x.flatten(0, 1), rollout[k]) for k in ("obs", "next_obs"))
         out, values = self.outputs(params, obs)
         return out.view(*shape, *out.shape[1:]), values.view(shape), self.values(params, next_obs).view(shape)
+
+    def rollout_metrics(self, batch: Batch) -> dict[str, Tensor]:
+        """How well the critic predicted the returns of the rollout; the targets of V-trace are no such returns."""
+        if type(self).advantages is not PolicyGradient.advantages:
+            return {}
+        returns, advantages, weights = (batch[name].flatten() for name in ("returns", "advantages", "weights"))
+        return {"explained_variance": explained_variance(returns - advantages, returns, weights)}
 
     def samples(self, batch: Batch, rollout: Batch) -> Batch:
         """The rows that minibatches are drawn from: here transitions, [T, N, ...] -> [T * N, ...]."""
@@ -186,9 +206,7 @@ class PolicyGradient(Algorithm[R]):
         """The parameters of the policy that collects."""
         return state.params
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         seen, mask = self.reader.read(state.extra, obs)
         if explore:
             return carry, self.dist.sample(self.policy_out(self.behaviour(state), seen), key, mask), {}

@@ -1,8 +1,10 @@
 """Phasic policy gradient (Cobbe et al. 2021): PPO with separate networks, and every few rollouts an auxiliary phase
 that distils the value function into the policy's features while a KL term keeps the policy where it is.
 
-Settings are the paper's, except those that were chosen for Procgen. Deviation: with normalised observations, the
-auxiliary phase reads them as they were normalised when they were collected.
+Settings are the paper's, except those that were chosen for Procgen.
+
+Deviations: with normalised observations, the auxiliary phase reads them as they were normalised when they were
+collected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""PPO with a recurrent policy: actor and critic have an LSTM or a GRU each.
+"""PPO (Schulman et al. 2017) with a recurrent policy (Wierstra et al. 2010): actor and critic have an LSTM or a GRU
+each.
 
 Minibatches are made of sequences of `sequence_length` steps. Each sequence begins with the recurrent state that the
 policy had there when it acted, which is stored with the rollout; the state is reset wherever an episode begins inside
@@ -15,19 +16,16 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.algorithms.acting import start_carry
-from rl_training.algorithms.base import Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Choice, Obs, TrainState, Tree, count_rows
 from rl_training.algorithms.hyper import Widths
-from rl_training.algorithms.policy_gradient.base import Params, PolicyGradient
-from rl_training.algorithms.policy_gradient.ppo import PPOHyper, ppo_step
-from rl_training.algorithms.state import count_rows
+from rl_training.algorithms.policy_gradient.base import Params
+from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
 from rl_training.data.storage import Batch, Columns
 from rl_training.models.recurrent import RecurrentActorCritic
-from rl_training.ops import distributions
 from rl_training.ops.tree import tree_map
-from rl_training.spec import EnvSpec
 
 
 class RecurrentPPOHyper(PPOHyper):
@@ -55,27 +53,20 @@ class RecurrentPPOHyper(PPOHyper):
         return self
 
 
-class RecurrentPPO(PolicyGradient[RecurrentPPOHyper]):
+class RecurrentPPO(PPO[RecurrentPPOHyper]):
     Hyper = RecurrentPPOHyper
     name = "recurrent_ppo"
     recurrent = True
     compiled_as = "unrolled"
+    policy_class = RecurrentActorCritic
 
-    def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
-        outputs = distributions.for_action(spec.action).size
-        network = RecurrentActorCritic(
-            spec.unmasked, outputs, hp.hidden_sizes, hp.activation, hp.log_std_init, cell=hp.cell, units=hp.cell_size
-        )
-        return {"policy": network}
+    def policy_options(self) -> dict[str, Any]:
+        return {"cell": self.hp.cell, "units": self.hp.cell_size}
 
     def setup(self) -> None:
         super().setup()
         network: Any = self.modules["policy"]
         self.carry_size: int = network.cell.carry_size
-
-    def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        return ppo_step(self, state, batch)
 
     def extra_columns(self) -> Columns:
         return {"state": ((2, self.carry_size), torch.float32)}
@@ -111,9 +102,7 @@ class RecurrentPPO(PolicyGradient[RecurrentPPOHyper]):
         out, values, _ = self.nets["policy"](params["policy"], obs, batch["state"], first)
         return out.transpose(0, 1), values.transpose(0, 1)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         seen, mask = self.reader.read(state.extra, obs)
         out, _, after = self.nets["policy"](state.params["policy"], seen, carry)
         action = self.dist.sample(out, key, mask) if explore else self.dist.mode(out, mask)

@@ -4,6 +4,7 @@ Fisher-vector products, scaled to the KL bound, and a backtracking line search t
 One policy step on each whole rollout, then several epochs of minibatches for the critic. The number of iterations is
 fixed, and results are chosen by selects, so the steps compile and run for many seeds. Settings are named as in
 sb3-contrib.
+
 Deviations: generalised advantages (Schulman et al. 2016) instead of single-path Monte-Carlo estimates; products use
 the whole rollout, not a tenth of it.
 """
@@ -31,7 +32,6 @@ class TRPOHyper(RolloutHyper):
     learning_rate: Positive = constant(1e-3)
     """Step size of the critic's optimiser; a number or a schedule."""
     n_steps: int = Field(256, ge=1)
-    """Steps of each environment in one rollout."""
     max_grad_norm: float = Field(0.0, ge=0.0)
     """The critic's gradients are scaled down to this norm; 0 switches it off."""
     target_kl: float = Field(0.01, gt=0.0)
@@ -158,4 +158,4 @@ class TRPO(PolicyGradient[TRPOHyper]):
             return value, {"value_loss": value}
 
         state, _, metrics = self.descend(state, "critic", loss)
-        return state, Aux(metrics)
+        return state._replace(step=state.step + 1), Aux(metrics)

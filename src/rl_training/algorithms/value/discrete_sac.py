@@ -1,8 +1,8 @@
 """Soft actor-critic for discrete actions (Christodoulou 2019): expectations over actions are taken exactly.
+On images the actor and each critic have their own encoder, as in CleanRL.
 
 Deviations: target entropy 0.89 log A instead of 0.98 and Adam's epsilon 1e-4, as in CleanRL, whose published scores
-this follows; the actor uses the critics just updated. On images the actor and each critic have their own encoder, as in
-CleanRL.
+this follows; the actor uses the critics just updated.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import OffPolicyHyper, Positive, Temperature, constant
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import ObservationFields, OffPolicyHyper, Positive, Temperature, constant
+from rl_training.algorithms.observations import ObservationReader
 from rl_training.data.storage import Batch
+from rl_training.envs.masks import split_mask
 from rl_training.models.value import DiscreteSACModel
 from rl_training.ops import rng
-from rl_training.ops.grad import value_and_grad
+from rl_training.ops.action_masks import count_allowed, forbid
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import Optimizer, periodic
 from rl_training.spec import EnvSpec
@@ -27,19 +29,18 @@ from rl_training.spec import EnvSpec
 Params = dict[str, Tensor]
 
 
-class DiscreteSACHyper(OffPolicyHyper):
+class DiscreteSACHyper(ObservationFields, OffPolicyHyper):
     learning_rate: Positive = constant(3e-4)
     """Step size of actor, critics and temperature; a number or a schedule."""
     batch_size: int = Field(64, ge=1)
-    """Transitions in one update."""
     buffer_size: int = Field(100_000, ge=1)
-    """Transitions kept for each seed."""
     adam_eps: float = Field(1e-4, gt=0.0)
-    """Term added to the denominator of the optimiser."""
     tau: float = Field(0.005, gt=0.0, le=1.0)
     """Share of the online critics that each target update takes over."""
     target_update_interval: int = Field(1, ge=1)
     """Gradient steps between target updates."""
+    layer_norm: bool = False
+    """LayerNorm after the hidden layers of the critics."""
     num_critics: int = Field(2, ge=1)
     """Critics, of which the smallest value counts."""
     ent_coef: Temperature = "auto"
@@ -54,37 +55,53 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
     Hyper = DiscreteSACHyper
     name = "discrete_sac"
     actions = ("discrete",)
+    masks = True
     targets = ("critic",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        model = DiscreteSACModel(spec, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation)
+        model = DiscreteSACModel(spec.unmasked, hp.hidden_sizes, num_critics=hp.num_critics, activation=hp.activation,
+                                 layer_norm=hp.layer_norm)  # fmt: skip
         return self.named_networks(model)
 
     def setup(self) -> None:
-        self.adam = self.optimizer()
+        self.reader = ObservationReader(self.spec, self.hp.normalize_observations)
         self.alpha_adam = Optimizer(eps=self.hp.adam_eps)
-        self.target_entropy = self.hp.target_entropy_scale * math.log(self.spec.action.n)
+        self.target_entropy = self.hp.target_entropy_scale * math.log(self.spec.action.n)  # if every action is allowed
 
     def init_extra(self) -> dict[str, Any]:
         start = self.hp.ent_coef_init if self.hp.ent_coef == "auto" else max(float(self.hp.ent_coef), 1e-12)
-        return {"log_alpha": torch.tensor(math.log(start))}
+        return {"log_alpha": torch.tensor(math.log(start)), **self.reader.init_extra()}
 
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
         log_alpha = torch.zeros((), device=self.device)
         return {**super().init_optimizers(params), "log_alpha": self.alpha_adam.init(log_alpha)}
 
+    def logits(self, params: Tensor, obs: Obs) -> Tensor:
+        """Of the policy, [B, A]; forbidden actions have probability 0."""
+        seen, mask = split_mask(obs, self.spec.masked)
+        return forbid(self.nets["actor"](params, seen), mask)
+
     def log_policy(self, params: Tensor, obs: Obs) -> Tensor:
-        log_policy: Tensor = self.nets["actor"](params, obs).log_softmax(-1)  # [B, A]
-        return log_policy
+        return self.logits(params, obs).log_softmax(-1)  # [B, A]
+
+    def critics(self, params: Tensor, obs: Obs) -> Tensor:
+        """Every critic's values of all actions: [E, B, A]."""
+        q: Tensor = self.nets["critic"](params, split_mask(obs, self.spec.masked)[0])
+        return q
+
+    def entropy_goal(self, obs: Obs) -> Tensor | float:
+        """A share of the entropy of the uniform policy over the allowed actions."""
+        mask = split_mask(obs, self.spec.masked)[1]
+        return self.target_entropy if mask is None else self.hp.target_entropy_scale * count_allowed(mask).log()
 
     def q_values(self, params: Params, obs: Obs, key: Tensor | None = None) -> Tensor:
         """The smallest critic's value of every action, future entropy bonuses included: [B, A]."""
-        return self.nets["critic"](params["critic"], obs).amin(0)  # type: ignore[no-any-return]
+        return self.critics(params["critic"], obs).amin(0)
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        hp, critic, weights = self.hp, self.nets["critic"], batch["weights"]
-        rate = hp.learning_rate(state.progress)
+        hp, critic, weights = self.hp, self.critics, batch["weights"]
+        state, batch = self.reader.learn(state, batch, weights)
         obs, next_obs = batch["obs"], batch["next_obs"]
         alpha = torch.exp(state.extra["log_alpha"])
 
@@ -101,9 +118,8 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
             error = q - target
             return weighted_mean(0.5 * (error**2).sum(0), weights), (q.mean(0), error.abs().mean(0))
 
-        loss_q, (q, error), grads = value_and_grad(critic_loss, state.params["critic"])
-        critic_params, critic_opt = self.adam.update(grads, state.opt["critic"], state.params["critic"], rate)
-        values = critic(critic_params, obs).amin(0)  # [B, A]
+        state, loss_q, (q, error) = self.descend(state, "critic", critic_loss)
+        values = critic(state.params["critic"], obs).amin(0)  # [B, A]
 
         def actor_loss(params: Tensor) -> tuple[Tensor, Tensor]:  # Eq. 12
             log_policy = self.log_policy(params, obs)
@@ -111,24 +127,18 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
             loss = (policy * (alpha * log_policy - values)).sum(-1)
             return weighted_mean(loss, weights), -(policy * log_policy).sum(-1)
 
-        loss_pi, entropies, grads = value_and_grad(actor_loss, state.params["actor"])
-        actor_params, actor_opt = self.adam.update(grads, state.opt["actor"], state.params["actor"], rate)
-
+        state, loss_pi, entropies = self.descend(state, "actor", actor_loss)
         entropy = weighted_mean(entropies, weights)
         log_alpha, alpha_opt = state.extra["log_alpha"], state.opt["log_alpha"]
         if hp.ent_coef == "auto":  # gradient of Eq. 11 with respect to log alpha
-            gradient = alpha * weighted_mean(entropies - self.target_entropy, weights)
+            gradient = alpha * weighted_mean(entropies - self.entropy_goal(obs), weights)
+            rate = hp.learning_rate(state.progress)
             log_alpha, alpha_opt = self.alpha_adam.update(gradient, alpha_opt, log_alpha, rate)
 
         step = state.step + 1
-        slow = periodic(state.target["critic"], critic_params, step, hp.target_update_interval, hp.tau)
-        state = state._replace(
-            params={"actor": actor_params, "critic": critic_params},
-            target={"critic": slow},
-            opt={"actor": actor_opt, "critic": critic_opt, "log_alpha": alpha_opt},
-            extra={"log_alpha": log_alpha},
-            step=step,
-        )
+        slow = periodic(state.target["critic"], state.params["critic"], step, hp.target_update_interval, hp.tau)
+        opt, extra = {**state.opt, "log_alpha": alpha_opt}, {**state.extra, "log_alpha": log_alpha}
+        state = state._replace(target={"critic": slow}, opt=opt, extra=extra, step=step)
         metrics = {
             "critic_loss": loss_q,
             "actor_loss": loss_pi,
@@ -140,10 +150,8 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
         }
         return state, Aux(metrics, error)
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        logits = self.nets["actor"](state.params["actor"], obs)
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
+        logits = self.logits(state.params["actor"], self.reader.normalised(state.extra, obs))
         if explore:
             logits = logits + rng.gumbel(key, tuple(logits.shape))
         return carry, logits.argmax(-1), {}
@@ -151,4 +159,7 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The smaller critic's value of the deterministic action."""
         _, action, _ = self.select_action(state, (), obs, torch.zeros((), dtype=torch.int64), explore=False)
-        return self.q_values(state.params, obs).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return self.action_values(state, obs).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def action_values(self, state: TrainState, obs: Obs, **options: Any) -> Tensor:
+        return self.q_values(state.params, self.reader.normalised(state.extra, obs))

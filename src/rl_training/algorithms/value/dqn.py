@@ -1,6 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015) with options that combine freely: double (van Hasselt et al. 2016), dueling (Wang
-et al. 2016), noisy networks (Fortunato et al. 2018), prioritised replay (Schaul et al. 2016), n-step returns, other
-target rules (target_rules.py) and hysteretic updates (Matignon et al. 2007).
+et al. 2016), noisy networks (Fortunato et al. 2018), prioritised replay (Schaul et al. 2016), n-step returns (Sutton
+1988), Munchausen (Vieillard et al. 2020) and other target rules (target_rules.py), hysteretic updates (Matignon et al.
+2007), and the ladder of exploration rates of Ape-X (Horgan et al. 2018).
 
 C51, QR-DQN, IQN and FQF are this class with another value head: they override `predict`, `td_loss` and, where needed,
 `backup`.
@@ -19,8 +20,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, NetworkHyper, OffPolicyHyper, Positive, constant
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
+from rl_training.algorithms.hyper import Hyper, NetworkHyper, ObservationFields, OffPolicyHyper, Positive, constant
+from rl_training.algorithms.observations import ObservationReader, normalises
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -28,21 +30,20 @@ from rl_training.models.layers import NoisyLinear
 from rl_training.models.torsos import Cnn, body
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
-from rl_training.ops.grad import value_and_grad
+from rl_training.ops.action_masks import forbid
+from rl_training.ops.exploration import epsilon_greedy, falling_epsilon
 from rl_training.ops.losses import huber, weighted_mean, weighted_means
 from rl_training.ops.optim import periodic
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
-Params = dict[str, Tensor]  # network -> flat vector
+Params = dict[str, Tensor]  # what a value head reads: network -> flat vector, and what `reads` adds
 
 
 class DQNFields(NetworkHyper):
     """The settings that the online and the offline algorithms share."""
 
     learning_rate: Positive = constant(1e-3)
-    """Step size of the optimiser; a number or a schedule."""
     max_grad_norm: float = Field(10.0, ge=0.0)
-    """Gradients are scaled down to this norm; 0 switches it off."""
     tau: float = Field(1.0, gt=0.0, le=1.0)
     """Share of the online network that each target update takes over; 1 copies it."""
     target_update_interval: int = Field(500, ge=1)
@@ -53,6 +54,8 @@ class DQNFields(NetworkHyper):
     """Epsilon at the start."""
     exploration_final_eps: float = Field(0.05, ge=0.0, le=1.0)
     """Epsilon after the fall."""
+    exploration_ladder: float = Field(0.0, ge=0.0)
+    """Environment i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Ape-X: 7); 0: all with the same epsilon."""
     double: bool = False
     """Choose the next action with the online network, value it with the target network."""
     dueling: bool = False
@@ -78,11 +81,11 @@ class DQNFields(NetworkHyper):
     """Factor on the channels of that network."""
 
 
-class DQNHyper(DQNFields, OffPolicyHyper):
+class DQNHyper(ObservationFields, DQNFields, OffPolicyHyper):
     batch_size: int = Field(64, ge=1)
-    """Transitions in one update."""
     buffer_size: int = Field(100_000, ge=1)
-    """Transitions kept for each seed."""
+    layer_norm: bool = False
+    """LayerNorm after every hidden layer."""
 
 
 class TD(NamedTuple):
@@ -102,19 +105,36 @@ class DQN(Algorithm[D]):
     Hyper: ClassVar[type[Hyper]] = DQNHyper
     name = "dqn"
     actions = ("discrete",)
+    masks = True
     targets = ("q",)
     network_argument = "q_network"
     network_class: ClassVar[type[nn.Module]] = QNetwork
     sizes: ClassVar[tuple[str, ...]] = ()  # settings that are also attributes of the network
     draws: ClassVar[bool] = False  # the head itself needs random numbers
+    # Images: CleanRL's dqn_atari, but for the sizes of its buffer and of its random start.
+    kind_defaults = {
+        "images": {
+            "learning_rate": 1e-4,
+            "batch_size": 32,
+            "train_freq": 4,
+            "target_update_interval": 1_000,
+            "exploration_final_eps": 0.01,
+        }
+    }
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
+        hp, norm = self.hp, getattr(self.hp, "layer_norm", False)
         torso, features, hidden, activation = body(
-            spec, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, hp.noisy_sigma if hp.noisy else 0.0
+            spec.unmasked,
+            hp.hidden_sizes,
+            hp.activation,
+            hp.cnn,
+            hp.cnn_width,
+            hp.noisy_sigma if hp.noisy else 0.0,
+            norm,
         )
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
-        options |= {"hidden": hidden, "activation": activation}
+        options |= {"hidden": hidden, "activation": activation, "layer_norm": norm}
         return self.named_networks(self.network_class(torso, features, spec.action.n, **options))
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
@@ -140,10 +160,13 @@ class DQN(Algorithm[D]):
         return actual
 
     def setup(self) -> None:
-        self.adam = self.optimizer()
         self.target_every = self.target_period()
         self.options = {name: self.option(name) for name in ("dueling", "noisy", *self.sizes)}
         self.noisy = bool(self.options["noisy"])
+        self.reader = ObservationReader(self.spec, normalises(self.hp))
+
+    def init_extra(self) -> dict[str, Any]:
+        return {**self.reader.init_extra()}
 
     def target_period(self) -> int:
         """Gradient steps between target updates."""
@@ -159,14 +182,19 @@ class DQN(Algorithm[D]):
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """(returns of every action in the head's own form [B, A, ...], their expectations [B, A])."""
-        q: Tensor = self.nets["q"](params["q"], obs, self.noise(key))
+        q = self.outputs(params, obs, key)
         return q, q
+
+    def outputs(self, params: Params, obs: Obs, key: Tensor | None) -> Tensor:
+        """What the network returns. Only a noisy network is called with a key, `forward(obs, key)`."""
+        out: Tensor = self.nets["q"](params["q"], self.unmasked(obs), *((key,) if self.noisy else ()))
+        return out
 
     def q_values(self, params: Params, obs: Obs, key: Tensor | None = None) -> Tensor:
         """Expected return of every action: [B, A]. Without a key, no randomness."""
         return self.predict(params, obs, key)[1]
 
-    def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
+    def backup(self, params: Params, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
         """The target of the loss, from the returns of the next state: [B], or [B, N] for N quantiles."""
         value = under(returns, policy)
         if value.ndim == 2:
@@ -181,6 +209,18 @@ class DQN(Algorithm[D]):
 
     # --- shared by every value head ------------------------------------------------------------------------------
 
+    def reads(self, state: TrainState) -> Params:
+        """What the value head reads of the state, with the online network."""
+        return state.params
+
+    def unmasked(self, obs: Obs) -> Obs:
+        """The observation without the action mask."""
+        return self.reader.split(obs)[0]
+
+    def mask(self, obs: Obs) -> Tensor | None:
+        """The allowed actions [B, A]; None where the environment has no mask."""
+        return self.reader.split(obs)[1]
+
     def noise(self, key: Tensor | None) -> Tensor | None:
         """The key for noisy layers; None if there are none."""
         return key if self.noisy else None
@@ -188,13 +228,13 @@ class DQN(Algorithm[D]):
     def bootstrap(self, state: TrainState, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """(the target of `td_loss`, its expectation per sample)."""
         hp, next_obs = self.hp, batch["next_obs"]
-        slow = {**state.params, **state.target}
+        online, slow = self.reads(state), {**self.reads(state), **state.target}
         keys = (None, None, None) if key is None else (rng.fold(key, 0), rng.fold(key, 1), rng.fold(key, 2))
         returns, next_q = self.predict(slow, next_obs, keys[0])
-        online = hp.double or hp.target_rule in NEEDS_ONLINE_Q
+        chooses = hp.double or hp.target_rule in NEEDS_ONLINE_Q
         policy, next_bonus, reward_bonus = backup(
             hp.target_rule,
-            self.q_values(state.params, next_obs, keys[1]) if online else next_q,
+            self.q_values(online, next_obs, keys[1]) if chooses else next_q,
             next_q,
             obs_q=self.q_values(slow, batch["obs"], keys[2]) if hp.target_rule in NEEDS_OBS_Q else None,
             actions=batch["actions"],
@@ -202,17 +242,20 @@ class DQN(Algorithm[D]):
             temperature=hp.rule_temperature,
             alpha=hp.rule_alpha,
             clip=hp.munchausen_clip,
+            mask=self.mask(next_obs),
+            obs_mask=self.mask(batch["obs"]),
         )
         rewards, discounts = batch["rewards"], batch["discounts"]
         if reward_bonus is not None:
             rewards = rewards + reward_bonus
         if next_bonus is not None:
             rewards = rewards + discounts * next_bonus
-        target = self.backup(returns, policy, rewards, discounts)
+        target = self.backup(slow, returns, policy, rewards, discounts)
         expected = target if target.ndim == 1 else rewards + discounts * under(next_q, policy)
         return target, expected
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
+        state, batch = self.reader.learn(state, batch, batch["weights"])
         state, metrics, td = self.q_step(state, batch, key)
         return state, Aux(metrics, td.priority)
 
@@ -223,43 +266,40 @@ class DQN(Algorithm[D]):
         target, expected = self.bootstrap(state, batch, keys[0])
 
         def loss(q_params: Tensor) -> tuple[Tensor, TD]:
-            td = self.td_loss({**state.params, "q": q_params}, target, expected, batch, keys[1])
+            td = self.td_loss({**self.reads(state), "q": q_params}, target, expected, batch, keys[1])
             per_sample = td.loss
             if hp.hysteretic < 1.0:
                 per_sample = torch.where(td.q > td.target, hp.hysteretic, 1.0) * per_sample
             return weighted_mean(per_sample, weights), td
 
-        value, td, grads = value_and_grad(loss, state.params["q"])
-        params, opt = self.adam.update(grads, state.opt["q"], state.params["q"], hp.learning_rate(state.progress))
+        after, value, td, grad_norm = self.descend_with_norm(state, "q", loss)
         step = state.step + 1
-        slow = periodic(state.target["q"], params, step, self.target_every, hp.tau)
-        state = state._replace(
-            params={**state.params, "q": params}, target={"q": slow}, opt={**state.opt, "q": opt}, step=step
-        )
+        slow = periodic(state.target["q"], after.params["q"], step, self.target_every, hp.tau)
         means = {"q_value_mean": td.q, "target_mean": td.target, "td_error_mean": (td.q - td.target).abs()}
-        metrics = {"loss": value, **weighted_means(means, weights)}
-        return state, metrics, td
+        metrics = {"loss": value, **weighted_means(means, weights), "grad_norm": grad_norm}
+        return after._replace(target={"q": slow}, step=step), metrics, td
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        q = self.q_values(state.params, obs, key if explore and self.noisy else None)
-        return carry, self.pick(q, state, key, explore=explore), {}
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
+        q = self.action_values(state, obs, key=key if explore and self.noisy else None)
+        return carry, self.pick(q, state, key, self.mask(obs), explore=explore), {}
 
-    def pick(self, q: Tensor, state: TrainState, key: Tensor, *, explore: bool) -> Tensor:
-        """Actions [B] for values [B, A]: greedy, or epsilon-greedy."""
-        greedy = q.argmax(-1)
+    def pick(self, q: Tensor, state: TrainState, key: Tensor, mask: Tensor | None = None, *, explore: bool) -> Tensor:
+        """Actions [B] for values [B, A]: greedy, or epsilon-greedy, among the allowed ones."""
         if not explore or self.noisy:
-            return greedy
-        draw = rng.uniform(key, (2, greedy.shape[0]))
-        random = (draw[1] * self.spec.action.n).to(torch.int64)
-        return torch.where(draw[0] < self.epsilon(state.progress), random, greedy)
+            return forbid(q, mask).argmax(-1)
+        epsilon = self.epsilon(state.progress)
+        if self.hp.exploration_ladder and len(q) > 1:
+            share = torch.arange(len(q), device=q.device) / (len(q) - 1)
+            epsilon = epsilon ** (1.0 + self.hp.exploration_ladder * share)
+        return epsilon_greedy(q, epsilon, key, mask)
 
     def epsilon(self, progress: Tensor) -> Tensor:
         hp = self.hp
-        share = torch.clamp(progress / max(hp.exploration_fraction, 1e-8), max=1.0)
-        return hp.exploration_initial_eps + share * (hp.exploration_final_eps - hp.exploration_initial_eps)
+        return falling_epsilon(progress, hp.exploration_initial_eps, hp.exploration_final_eps, hp.exploration_fraction)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """Value of the greedy policy."""
-        return self.q_values(state.params, obs).amax(-1)
+        return forbid(self.action_values(state, obs), self.mask(obs)).amax(-1)
+
+    def action_values(self, state: TrainState, obs: Obs, **options: Any) -> Tensor:
+        return self.q_values(self.reads(state), self.reader.normalised(state.extra, obs), **options)

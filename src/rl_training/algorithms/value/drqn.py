@@ -21,15 +21,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.acting import start_carry
-from rl_training.algorithms.base import Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Aux, Choice, Obs, TrainState, Tree, count_rows
 from rl_training.algorithms.hyper import Widths
-from rl_training.algorithms.state import count_rows
 from rl_training.algorithms.value.dqn import DQN, DQNHyper, Params
 from rl_training.algorithms.value.target_rules import under
 from rl_training.data.sequence import RecurrentReplay, check_length, sequence_priority
 from rl_training.data.storage import Batch, Columns, transition_columns
+from rl_training.envs.masks import split_mask
 from rl_training.models.recurrent import RecurrentQNetwork
 from rl_training.models.torsos import torso
+from rl_training.ops.action_masks import forbid
 from rl_training.ops.tree import tree_map
 from rl_training.ops.twohot import value_rescale, value_rescale_inverse
 from rl_training.spec import EnvSpec
@@ -49,6 +50,8 @@ class DRQNHyper(DQNHyper):
     """Units of the cell."""
     sequence_length: int = Field(10, ge=1)
     """Steps of a sequence that are learned from."""
+    layer_norm: bool = False
+    """LayerNorm after every hidden layer before the cell."""
     burn_in: int = Field(0, ge=0)
     """Steps before them that only bring the recurrent state up to date."""
     overlap: int = Field(0, ge=0)
@@ -77,6 +80,7 @@ class Sequences(NamedTuple):
     state: Tensor  # [B, C], before the first step
     next_obs: Any = None  # of the learned steps, if the values after each step are wanted
     bootstrap: Tensor | None = None  # then row t takes the values after step bootstrap[t]
+    mask: Tensor | None = None  # allowed actions in the rows of values, [T * B, A]
 
 
 class DRQN(DQN[DRQNHyper]):
@@ -89,7 +93,15 @@ class DRQN(DQN[DRQNHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
         sigma = hp.noisy_sigma if hp.noisy else 0.0
-        body, features = torso(spec, hp.hidden_sizes, hp.activation, cnn=hp.cnn, width=hp.cnn_width, sigma=sigma)
+        body, features = torso(
+            spec.unmasked,
+            hp.hidden_sizes,
+            hp.activation,
+            cnn=hp.cnn,
+            width=hp.cnn_width,
+            sigma=sigma,
+            layer_norm=hp.layer_norm,
+        )
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma")}
         network = RecurrentQNetwork(body, features, spec.action.n, cell=hp.cell, units=hp.cell_size, **options)
         return self.named_networks(network)
@@ -143,29 +155,38 @@ class DRQN(DQN[DRQNHyper]):
             return self.predict(params, obs, key)[1]
         if carry is None:
             carry = start_carry(self, count_rows(obs))
-        return self.unscaled(self.nets["q"](params["q"], obs, carry, None, self.noise(key))[0])
+        return self.unscaled(self.nets["q"](params["q"], self.unmasked(obs), carry, None, self.noise(key))[0])
+
+    def mask(self, obs: Obs) -> Tensor | None:
+        return obs.mask if isinstance(obs, Sequences) else super().mask(obs)
 
     def unscaled(self, q: Tensor) -> Tensor:
         return value_rescale_inverse(q) if self.hp.value_rescaling else q
 
-    def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
+    def backup(self, params: Params, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
         target = rewards + discounts * under(self.unscaled(returns), policy)
         return value_rescale(target) if self.hp.value_rescaling else target  # R2D2, Eq. 1
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         burn_in = self.hp.burn_in
+        state, batch = self.reader.learn(state, batch, batch["mask"] * batch["weights"].unsqueeze(-1))
         in_time: Batch = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
         first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the state already belongs to the first step
         start = batch.get("state")
         if start is None:
             start = torch.zeros(first.shape[1], self.carry_size, device=self.device)
-        obs = Sequences(in_time["obs"], first, start)
+        seen, allowed = split_mask(in_time["obs"], self.spec.masked)
+        obs = Sequences(seen, first, start, mask=None if allowed is None else allowed[burn_in:].flatten(0, 1))
         learned = {k: tree_map(lambda x: x[burn_in:], v) for k, v in in_time.items() if k != "obs"}
+        next_seen, next_allowed = split_mask(learned["next_obs"], self.spec.masked)
+        bootstrap = learned["bootstrap"] - burn_in
+        if next_allowed is not None:
+            next_allowed = next_allowed.gather(0, bootstrap.unsqueeze(-1).expand_as(next_allowed)).flatten(0, 1)
         mask = learned["mask"].to(torch.float32)  # [T, B]
         rows = {
             "obs": obs,
-            "next_obs": obs._replace(next_obs=learned["next_obs"], bootstrap=learned["bootstrap"] - burn_in),
+            "next_obs": obs._replace(next_obs=next_seen, bootstrap=bootstrap, mask=next_allowed),
             "weights": (mask * batch["weights"]).flatten(),
             **{k: learned[k].flatten() for k in ("actions", "rewards", "discounts")},
         }
@@ -175,16 +196,15 @@ class DRQN(DQN[DRQNHyper]):
 
     # --- acting ----------------------------------------------------------------------------------------------------
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
-        noise = self.noise(key) if explore else None
-        q, after = self.nets["q"](state.params["q"], obs, carry, None, noise)
-        return after, self.pick(q, state, key, explore=explore), {"state": carry} if self.hp.stored_state else {}
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
+        seen, noise = self.reader.normalised(state.extra, self.unmasked(obs)), self.noise(key) if explore else None
+        q, after = self.nets["q"](state.params["q"], seen, carry, None, noise)
+        action = self.pick(q, state, key, self.mask(obs), explore=explore)
+        return after, action, {"state": carry} if self.hp.stored_state else {}
 
     def value(self, state: TrainState, obs: Obs, carry: Any = None) -> Tensor:
         """Value of the greedy policy, by default at the start of an episode."""
-        return self.q_values(state.params, obs, carry=carry).amax(-1)
+        return forbid(self.action_values(state, obs, carry=carry), self.mask(obs)).amax(-1)
 
 
 _WHOLE = ("state", "weights", "indices")  # columns without a time axis

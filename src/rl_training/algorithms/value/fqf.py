@@ -2,8 +2,10 @@
 1-Wasserstein error of the quantile approximation.
 
 The proposal reads the value network's features without sending gradients back into them, and has an optimiser of its
-own (RMSprop). Deviations: the quantiles of a target are weighted by the widths of their fractions, as they are in Q,
-instead of equally, because with uneven fractions an equal mean belongs to another distribution, and every update would
+own (RMSprop).
+
+Deviations: the quantiles of a target are weighted by the widths of their fractions, as they are in Q, instead of
+equally, because with uneven fractions an equal mean belongs to another distribution, and every update would
 move the values further away; defaults for small tasks (Adam at 1e-3 instead of 5e-5; a faster proposal).
 """
 
@@ -23,7 +25,6 @@ from rl_training.algorithms.value.target_rules import under
 from rl_training.data.storage import Batch
 from rl_training.models.value import FQFModel, Fractions
 from rl_training.ops import rng
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
 from rl_training.ops.optim import Optimizer
 from rl_training.ops.quantiles import fqf_fraction_gradient, quantile_huber
@@ -56,14 +57,14 @@ class FQF(DQN[FQFHyper]):
 
     def init_extra(self) -> dict[str, Any]:
         """The same mark in checkpoints as that of IQN."""
-        return {"hidden_after_product": torch.ones(())}
+        return {**super().init_extra(), "hidden_after_product": torch.ones(())}
 
     def init_optimizers(self, params: Params) -> dict[str, dict[str, Tensor]]:
-        return {"q": self.adam.init(params["q"]), "fraction": self.rmsprop.init(params["fraction"])}
+        return {"q": self.optim.init(params["q"]), "fraction": self.rmsprop.init(params["fraction"])}
 
     def propose(self, params: Params, obs: Obs, noise: Tensor | None) -> tuple[Tensor, Fractions]:
         """Features psi(x) [B, D] and the fractions proposed for them."""
-        features = self.nets["q"](params["q"], obs, None, noise, only_features=True)
+        features = self.nets["q"](params["q"], self.unmasked(obs), None, noise, only_features=True)
         return features, self.nets["fraction"](params["fraction"], features.detach())
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -75,10 +76,10 @@ class FQF(DQN[FQFHyper]):
         widths = _widths(taus).unsqueeze(1).expand_as(quantiles)
         return torch.cat([quantiles, widths], -1), (quantiles * widths).sum(-1)
 
-    def backup(self, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
+    def backup(self, params: Params, returns: Tensor, policy: Tensor, rewards: Tensor, discounts: Tensor) -> Tensor:
         """Quantiles of the target and their widths: [B, 2 N]."""
         quantiles, widths = returns.chunk(2, -1)
-        return torch.cat([super().backup(quantiles, policy, rewards, discounts), under(widths, policy)], -1)
+        return torch.cat([super().backup(params, quantiles, policy, rewards, discounts), under(widths, policy)], -1)
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         noise = self.noise(key)
@@ -93,6 +94,7 @@ class FQF(DQN[FQFHyper]):
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """Update the value network as in DQN, then the proposal, with the quantile function from before this update."""
         hp, before, weights = self.hp, state.params, batch["weights"]
+        state, batch = self.reader.learn(state, batch, weights)
         state, metrics, td = self.q_step(state, batch, key)
         features = td.parts["features"]
         noise = rng.fold(key, 1) if self.noisy else None  # the noise of the prediction
@@ -107,11 +109,8 @@ class FQF(DQN[FQFHyper]):
             per_sample = wasserstein - hp.fraction_ent_coef * entropy
             return weighted_mean(per_sample, weights), (wasserstein, entropy)
 
-        _, (wasserstein, entropy), grads = value_and_grad(loss, before["fraction"])
-        fraction, opt = self.rmsprop.update(
-            grads, state.opt["fraction"], before["fraction"], hp.fraction_learning_rate(state.progress)
-        )
-        state = state._replace(params={**state.params, "fraction": fraction}, opt={**state.opt, "fraction": opt})
+        rate = hp.fraction_learning_rate(state.progress)
+        state, _, (wasserstein, entropy) = self.descend(state, "fraction", loss, rate, self.rmsprop)
         metrics["fraction_loss"] = weighted_mean(wasserstein, weights)
         metrics["fraction_entropy"] = weighted_mean(entropy, weights)
         return state, Aux(metrics, td.priority)

@@ -1,7 +1,7 @@
 """IQN (Dabney et al. 2018b): the quantile function of the return as a network of the state and a fraction tau.
 
-Deviations, all for lower variance at lower cost: fractions are stratified, tau_i uniform in [i / N, (i + 1) / N), and
-one draw is used for the whole batch (prediction and target have independent draws), so N fractions are embedded instead
+Deviations: for lower variance at lower cost, fractions are stratified, tau_i uniform in [i / N, (i + 1) / N), and one
+draw is used for the whole batch (prediction and target have independent draws), so N fractions are embedded instead
 of B x N; actions are chosen by the mean over K midpoints instead of K random fractions, so that the
 policy is deterministic. Defaults for small tasks: Adam at 1e-3, N = N' = 32 (paper: 5e-5, 64).
 """
@@ -45,7 +45,7 @@ class IQN(DQN[IQNHyper]):
 
     def init_extra(self) -> dict[str, Any]:
         """A mark in checkpoints: parameters of the network without a layer after the product may have the same size."""
-        return {"hidden_after_product": torch.ones(())}
+        return {**super().init_extra(), "hidden_after_product": torch.ones(())}
 
     def fractions(self, key: Tensor, n: int) -> Tensor:
         """One uniform draw from each of n equal strata of [0, 1): [n]."""
@@ -57,17 +57,18 @@ class IQN(DQN[IQNHyper]):
         assert key is not None
         n = self.hp.num_target_tau_samples
         taus = torch.cat([self.fractions(key, n), quantile_midpoints(self.options["num_quantiles"], self.device)])
-        quantiles = self.nets["q"](params["q"], obs, taus, self.noise(key))
+        quantiles = self.nets["q"](params["q"], self.unmasked(obs), taus, self.noise(key))
         return quantiles[..., :n], quantiles[..., n:].mean(-1)
 
     def q_values(self, params: Params, obs: Obs, key: Tensor | None = None) -> Tensor:
-        quantiles: Tensor = self.nets["q"](params["q"], obs, None, self.noise(key))
+        quantiles: Tensor = self.nets["q"](params["q"], self.unmasked(obs), None, self.noise(key))
         return quantiles.mean(-1)
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
         assert key is not None
         taus = self.fractions(key, self.hp.num_tau_samples)
-        quantiles = self.nets["q"](params["q"], batch["obs"], taus, self.noise(key), batch["actions"])  # [B, N]
+        obs = self.unmasked(batch["obs"])
+        quantiles = self.nets["q"](params["q"], obs, taus, self.noise(key), batch["actions"])  # [B, N]
         q = quantiles.mean(-1)
         loss = quantile_huber(quantiles, target, taus, self.hp.kappa)  # Eq. 3
         return TD(loss, q, expected, (q - expected).abs(), {})

@@ -1,7 +1,7 @@
 """QR-DQN (Dabney et al. 2018a): N quantiles of the return, learned by quantile regression.
+Priorities are the absolute errors of the means.
 
-Deviations: defaults for small tasks (Adam at 1e-3, 50 quantiles) instead of those for Atari (5e-5, 200). Priorities are
-the absolute errors of the means.
+Deviations: defaults for small tasks (Adam at 1e-3, 50 quantiles) instead of those for Atari (5e-5, 200).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class QRDQNHyper(DQNHyper):
     kappa: float = Field(1.0, ge=0.0)
     """Where the quantile Huber loss turns linear; 0 is the plain quantile loss."""
     max_grad_norm: float = Field(0.0, ge=0.0)
-    """Gradients are scaled down to this norm; 0 switches it off."""
     adam_eps: float = Field(0.01 / 32, gt=0.0)
     """Term added to the denominator of the optimiser; the papers' value."""
 
@@ -37,11 +36,11 @@ class QRDQN(DQN[QRDQNHyper]):
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Quantiles [B, A, N] and their means."""
-        quantiles = self.nets["q"](params["q"], obs, self.noise(key))
+        quantiles = self.outputs(params, obs, key)
         return quantiles, quantiles.mean(-1)
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
-        quantiles = take(self.nets["q"](params["q"], batch["obs"], self.noise(key)), batch["actions"])  # [B, N]
+        quantiles = take(self.outputs(params, batch["obs"], key), batch["actions"])  # [B, N]
         taus = quantile_midpoints(quantiles.shape[-1], quantiles.device)
         q = quantiles.mean(-1)
         loss = quantile_huber(quantiles, target, taus, self.hp.kappa)  # Eq. 10

@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rl_training.ops.action_masks import count_allowed, forbid
+
 TargetRule = Literal[
     "max", "expected_sarsa", "boltzmann", "soft", "mellowmax", "advantage_learning", "clipped_double", "munchausen"
 ]
@@ -31,10 +33,12 @@ class Backup(NamedTuple):
 
 def backup(
     rule: TargetRule, choosing_q: Tensor, next_q: Tensor, *, obs_q: Tensor | None, actions: Tensor,
-    epsilon: Tensor | float, temperature: float, alpha: float, clip: float,
+    epsilon: Tensor | float, temperature: float, alpha: float, clip: float, mask: Tensor | None = None,
+    obs_mask: Tensor | None = None,
 ) -> Backup:  # fmt: skip
     """The rule applied to [B, A] values: `next_q` of the target network, `choosing_q` of the one that picks actions
-    (the online network for double Q-learning), `obs_q` of the target network at the current observation.
+    (the online network for double Q-learning), `obs_q` of the target network at the current observation. The masks mark
+    the actions that are allowed in the next and in the current state; other actions do not exist there.
 
     max                 greedy policy (Q-learning)
     expected_sarsa      the epsilon-greedy policy that collects the data (van Seijen et al. 2009)
@@ -46,29 +50,31 @@ def backup(
     munchausen          soft, plus alpha * temperature * log pi(a | obs), clipped (Vieillard et al. 2020, Eq. 1)
     """
     if rule in ("max", "advantage_learning", "clipped_double"):
-        greedy = choosing_q.argmax(-1)
+        greedy = forbid(choosing_q, mask).argmax(-1)
         if rule == "clipped_double":
             gap = take(choosing_q, greedy) - take(next_q, greedy)
             return Backup(greedy, next_bonus=gap.clamp(max=0.0))
         if rule == "advantage_learning":
             assert obs_q is not None
-            return Backup(greedy, reward_bonus=alpha * (take(obs_q, actions) - obs_q.amax(-1)))
+            return Backup(greedy, reward_bonus=alpha * (take(obs_q, actions) - forbid(obs_q, obs_mask).amax(-1)))
         return Backup(greedy)
     count = choosing_q.shape[-1]
     if rule == "expected_sarsa":
-        best = choosing_q.argmax(-1, keepdim=True) == torch.arange(count, device=next_q.device)
-        return Backup(torch.where(best, 1.0 - epsilon, 0.0) + epsilon / count)
-    log_policy = (choosing_q / temperature).log_softmax(-1)
+        best = forbid(choosing_q, mask).argmax(-1, keepdim=True) == torch.arange(count, device=next_q.device)
+        random = epsilon / count if mask is None else epsilon * mask / count_allowed(mask).unsqueeze(-1)
+        return Backup(torch.where(best, 1.0 - epsilon, 0.0) + random)
+    log_policy = forbid(choosing_q / temperature, mask).log_softmax(-1)
     policy = log_policy.exp()
     if rule == "boltzmann":
         return Backup(policy)
     entropy = -(policy * log_policy).sum(-1)
     if rule == "mellowmax":
-        return Backup(policy, temperature * (entropy - math.log(count)))
+        full = math.log(count) if mask is None else count_allowed(mask).log()
+        return Backup(policy, temperature * (entropy - full))
     if rule == "soft":
         return Backup(policy, temperature * entropy)
     assert obs_q is not None
-    scaled_log_policy = temperature * take((obs_q / temperature).log_softmax(-1), actions)
+    scaled_log_policy = temperature * take(forbid(obs_q / temperature, obs_mask).log_softmax(-1), actions)
     return Backup(policy, temperature * entropy, alpha * scaled_log_policy.clamp(min=clip, max=0.0))
 
 

@@ -6,7 +6,8 @@ one gradient of a sum of losses: the world model's on the sequences, those of ac
 imagines from every state of the sequences, and the critic's on the sequences themselves. Gradients of the actor and of
 imagined values do not reach the world model; those of replayed values do.
 
-Deviations from the paper and its published code are listed in docs/world_models.md.
+Deviations: the encoder strides instead of pooling; evaluation is deterministic; the first actions are random; stored
+sequences start at multiples of `replay_period`; docs/world_models.md has these and smaller ones, with the reasons.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.acting import start_carry
-from rl_training.algorithms.base import Algorithm, Aux, Obs, TrainState, Tree
+from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree, count_rows
 from rl_training.algorithms.hyper import Hyper, Positive, constant
 from rl_training.algorithms.phases import ReplayPhase
-from rl_training.algorithms.state import count_rows
 from rl_training.data.dream_replay import DreamReplay
 from rl_training.data.storage import Batch, Columns, action_column
 from rl_training.models.filtering import Filtered, Filtering
-from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head
+from rl_training.models.rssm import SIZES, Latents, Observed, WorldModel, head, observation_arrays
 from rl_training.ops import rng
 from rl_training.ops.categorical import cross_entropy
 from rl_training.ops.distributions import BoundedGaussian, Categorical, Distribution
@@ -51,9 +51,7 @@ OBSERVE, IMAGINE, CHOOSE = range(3)  # random streams of an update
 class DreamerHyper(Hyper):
     sequence_settings = ("batch_length",)
     learning_rate: Positive = constant(4e-5)
-    """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.997, ge=0.0, le=1.0)
-    """Discount factor."""
     size: Literal["tiny", "200k", "1m", "12m", "25m", "50m", "100m", "200m"] = "12m"
     """Widths of all networks, named after the number of parameters for images (for vectors it is similar)."""
     batch_size: int = Field(16, ge=1)
@@ -189,7 +187,9 @@ class Dreamer(Algorithm[DreamerHyper]):
         return {name: self.rule.init(flat) for name, flat in params.items()}
 
     def init_extra(self) -> dict[str, Any]:
-        return {"returns": init_percentiles()}
+        """With a mark in checkpoints: parameters for images that were not shifted have the same size."""
+        images = any(array.is_image for array in observation_arrays(self.spec).values())
+        return {"returns": init_percentiles(), **({"shifted_images": torch.ones(())} if images else {})}
 
     # --- the carry: one vector of deterministic state, codes + 1 (0: none) and the last action ----------------------
 
@@ -236,7 +236,8 @@ class Dreamer(Algorithm[DreamerHyper]):
             clipped = clip_adaptively(grads[name], flat, self.nets[name].sizes, hp.adaptive_clip)
             params[name], opt[name] = self.rule.update(clipped, state.opt[name], flat, rate)
         target = {"critic": polyak(state.target["critic"], params["critic"], hp.slow_critic_rate)}
-        state = state._replace(params=params, target=target, opt=opt, extra={"returns": returns}, step=state.step + 1)
+        extra = {**state.extra, "returns": returns}
+        state = state._replace(params=params, target=target, opt=opt, extra=extra, step=state.step + 1)
         # The carry before every row where a sequence of the replay begins.
         actions = self.vectors(batch["actions"].transpose(0, 1))
         carry = self.pack(deter, codes, actions)[self.period - 1 : -1 : self.period].transpose(0, 1)  # [B, K, C]
@@ -391,9 +392,7 @@ class Dreamer(Algorithm[DreamerHyper]):
         seen: Observed = self.nets["world"](world, "observe", obs, action.unsqueeze(0), keep, before, u)
         return seen
 
-    def select_action(
-        self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool
-    ) -> tuple[Tree, Tensor, dict[str, Tensor]]:
+    def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
         seen = self.see(state, carry, obs, rng.fold(key, OBSERVE) if explore else None)
         out = self.policy(state.params["actor"], seen.latents.features[0])
         action = self.distribution.sample(out, rng.fold(key, CHOOSE)) if explore else self.distribution.mode(out)

@@ -20,8 +20,10 @@ from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.algorithms.phases import Phase
 from rl_training.data.storage import Batch, Storage, action_column, map_columns, observation_columns
 from rl_training.ops import rng
+from rl_training.ops.action_masks import random_allowed
 from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor
+from rl_training.spec import MASK
 
 if TYPE_CHECKING:
     from rl_training.envs.vector import Step
@@ -106,6 +108,8 @@ class Learner:
         tensor): slicing twenty tensors again costs a tenth of an update."""
         if torch.compiler.is_compiling() or isinstance(tree, Tensor):
             return first_seed(tree)
+        if isinstance(tree, dict) and all(isinstance(part, dict) for part in tree.values()):
+            return {name: self._first(part) for name, part in tree.items()}  # made anew for each call, of static trees
         known = self._views.get(id(tree))
         if known is None or known[0] is not tree:
             known = self._views[id(tree)] = (tree, first_seed(tree))
@@ -247,15 +251,18 @@ class Learner:
         """Uniform random actions, which replace those that the policy chose last."""
         spec = self.algorithm.spec.action
 
-        def one(key: Tensor, step: Tensor) -> Tensor:
+        def one(key: Tensor, step: Tensor, mask: Tensor | None) -> Tensor:
             u = rng.uniform(rng.fold(rng.fold(key, WARMUP), step), (self.num_envs, max(1, spec.dim)))
             if spec.kind == "box":
                 return 2.0 * u - 1.0
+            if mask is not None and spec.discrete:
+                return random_allowed(u[:, 0], mask > 0)
             actions = (u * torch.tensor(spec.nvec, device=u.device)).to(torch.int64)
             return actions[:, 0] if spec.discrete else actions
 
         keys, steps = self.tree["keys"], self.tree["steps"]
-        actions = torch.stack([one(k, s) for k, s in zip(keys, steps)])
+        masks = self.tree["obs"][MASK] if self.algorithm.spec.masked else [None] * len(keys)
+        actions = torch.stack([one(*row) for row in zip(keys, steps, masks)])
         self.tree["actions"].copy_(actions)
         if self.algorithm.recurrent:
             copy_into(self.tree["carry"], self.per_seed(self.algorithm.replace_actions)(self.tree["carry"], actions))

@@ -24,13 +24,16 @@ from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner, one_seed
 
 
 def make_replay(
-    algorithm: Algorithm[Any], num_envs: int, compute_reward: Callable[..., Any] | None = None
+    algorithm: Algorithm[Any], num_envs: int, compute_reward: Callable[..., Any] | None = None,
+    compute_terminated: Callable[..., Any] | None = None,
 ) -> Replay:  # fmt: skip
     """The replay that an algorithm's settings describe."""
     hp, spec = algorithm.hp, algorithm.spec
     options: dict[str, Any] = {"gamma": hp.gamma, "n_step": hp.n_step}
     if getattr(hp, "her", None) is not None:
-        options["hindsight"] = make_hindsight(hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id)
+        options["hindsight"] = make_hindsight(
+            hp.her, spec.goal, compute_reward, algorithm.name, spec.env_id, compute_terminated
+        )
     if hp.frame_stack > 1:
         if "hindsight" in options:
             raise UserError(f"{algorithm.name}: her and frame_stack cannot be combined; set frame_stack to 1")
@@ -48,10 +51,11 @@ class ReplayLearner(Learner):
     def __init__(
         self, algorithm: Algorithm[Any], seeds: Sequence[int], num_envs: int, horizon: int, executor: Executor,
         compute_reward: Callable[..., Any] | None = None, store: Any = None,
+        compute_terminated: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         """`store` replaces the replay that the algorithm's settings describe."""
         own = algorithm.sources(num_envs)
-        store = store or own.pop("replay", None) or make_replay(algorithm, num_envs, compute_reward)
+        store = store or own.pop("replay", None) or make_replay(algorithm, num_envs, compute_reward, compute_terminated)
         own.pop("replay", None)
         super().__init__(algorithm, store, seeds, horizon, executor)
         self.batch_size = algorithm.hp.batch_size
@@ -69,8 +73,8 @@ class ReplayLearner(Learner):
         }
         self._steps_taken: int | None = None  # `train.step` on the host; read from the device at the first update
 
-    def source_data(self, tree: dict[str, Any], phase: ReplayPhase) -> list[dict[str, Any]]:
-        """The tensors of each source of a phase."""
+    def source_data(self, tree: dict[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The tensors of the named sources."""
 
         def of(name: str) -> dict[str, Any]:
             if name == "replay" and "prior" in tree:
@@ -78,12 +82,11 @@ class ReplayLearner(Learner):
             data: dict[str, Any] = tree["data"] if name == "replay" else tree["sources"][name]
             return data
 
-        return [of(name) for name in phase.sources]
+        return {name: of(name) for name in names}
 
-    def sample_one(self, phase: ReplayPhase, train: TrainState, key: Tensor, *data: dict[str, Any]) -> Batch:
-        """The batch of one seed that the next step of a phase reads."""
+    def sample_one(self, phase: ReplayPhase, train: TrainState, key: Tensor, at: dict[str, Any]) -> Batch:
+        """The batch of one seed that the next step of a phase reads; `at` are the tensors of its sources."""
         sample_key = rng.fold(rng.fold(key, SAMPLE), phase.clock(train) if phase.clock else train.step)
-        at = dict(zip(phase.sources, data))
         batch: Batch = {}
         if phase.source is not None:
             size = self.batch_size if phase.batch_size is None else phase.batch_size
@@ -99,8 +102,10 @@ class ReplayLearner(Learner):
     def update_of(self, phase: ReplayPhase) -> Callable[[dict[str, Any]], dict[str, Tensor]]:
         """Sample, take one step of the phase, and write the results back: one function, so one graph."""
 
-        def one(train: TrainState, key: Tensor, *data: dict[str, Any]) -> Any:
-            batch = self.sample_one(phase, train, key, *data)
+        names = phase.sources  # read here: torch 2.10 cannot compile properties of named tuples
+
+        def one(train: TrainState, key: Tensor, at: dict[str, Any]) -> Any:
+            batch = self.sample_one(phase, train, key, at)
             new, aux = phase.step(train, batch, rng.fold(rng.fold(key, LEARN), train.step))
             out = {"train": new, "metrics": aux.metrics, "indices": batch.get("indices"), "priority": aux.priority,
                    "rows": aux.rows}  # fmt: skip
@@ -108,18 +113,22 @@ class ReplayLearner(Learner):
 
         def update(tree: dict[str, Any]) -> dict[str, Tensor]:
             before = tree["train"].step.clone()
-            data = self.source_data(tree, phase)
-            out = self.per_seed(one)(tree["train"], tree["keys"], *data)
+            data = self.source_data(tree, names)
+            out = self.per_seed(one)(tree["train"], tree["keys"], data)
             if phase.source is not None and phase.also is None:  # the priorities of two sources have no common scale
-                self.sources[phase.source].feedback(data[0], out["indices"], out.get("priority"))
+                self.sources[phase.source].feedback(data[phase.source], out["indices"], out.get("priority"))
             if phase.sink is not None:
-                self.sinks[phase.sink].append(data[phase.sources.index(phase.sink)], out["rows"])
+                self.sinks[phase.sink].append(data[phase.sink], out["rows"])
             copy_into(tree["train"], out["train"])
             metrics: dict[str, Tensor] = out["metrics"]
             self.note_metrics(tree, before, metrics)
             return metrics
 
         return update
+
+    def ready(self) -> bool:
+        """Is there a batch to learn from? Where transitions are stored elsewhere, it may have been lost."""
+        return True
 
     def update(self, times: int, phase: ReplayPhase | None = None) -> dict[str, Tensor]:
         """`times` steps of a phase (the first one if none is given)."""
@@ -147,4 +156,4 @@ class ReplayLearner(Learner):
         return self._next_batch(index, self.phases[0], at_step, key)
 
     def _next_batch(self, index: int, phase: ReplayPhase, train: TrainState, key: Tensor, *inputs: Any) -> Batch:
-        return self.sample_one(phase, train, key, *one_seed(self.source_data(self.tree, phase), index))
+        return self.sample_one(phase, train, key, one_seed(self.source_data(self.tree, phase.sources), index))

@@ -144,8 +144,8 @@ class RolloutLearner(Learner):
         with torch.no_grad():
             copy_into(self.tree["train"].extra, extra)
             self.tree["data"]["count"].zero_()
+            metrics: dict[str, Tensor] = self.per_seed(self.algorithm.rollout_metrics)(batch)
         rollout = self._stage("rollout", batch)
-        metrics: dict[str, Tensor] = {}
         updates = 0
         for phase in self.phases:
             window = phase.window

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,25 @@ class Loop(ABC):
 
     learner: Learner
 
-    def __init__(self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int) -> None:
+    def __init__(
+        self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
+    ) -> None:
         self.algorithm, self.envs, self.seeds, self.total = algorithm, envs, tuple(seeds), total
+        self.hp: Any = algorithm.hp
         self.num_envs = envs.num_envs // len(self.seeds)
         self.episodes = EpisodeWindow(len(self.seeds), self.num_envs)
         self.env_steps = 0  # of each seed
         self.gradient_steps = 0  # of each seed
         self.metrics: dict[str, Tensor] = {}  # of the last update, [S] each
         self.should_stop: Callable[[], bool] = lambda: False
+        self.observer: Callable[[Step], None] | None = None  # told every step of the environments
         self.started = False
+        self.env_seconds = self.learn_seconds = 0.0  # spent stepping environments and learning, as the host sees it
+        self.learner = self.make_learner(executor)
+
+    @abstractmethod
+    def make_learner(self, executor: Executor) -> Any:
+        """The device side of the loop."""
 
     @abstractmethod
     def advance(self, until: int) -> None:
@@ -98,13 +109,17 @@ class Loop(ABC):
             self.started = True
 
     def step_envs(self, actions: np.ndarray, *, keep_invalid: bool = False) -> Step:
+        start = perf_counter()
         step = self.envs.step(actions)
+        self.env_seconds += perf_counter() - start
         self.on_step(step)
         self.learner.load_step(step, keep_invalid=keep_invalid)
         if step.episodes:
             self.episodes.add(step.episodes)
         taken = len(step.valid) if step.all_continue else int(np.count_nonzero(step.valid))
         self.env_steps += taken // len(self.seeds)
+        if self.observer is not None:
+            self.observer(step)
         return step
 
     def on_step(self, step: Step) -> None:  # noqa: B027  # most loops need nothing here
@@ -144,17 +159,20 @@ class Loop(ABC):
             "metrics": {k: v.tolist() for k, v in self.metrics.items()},
         }
 
-    def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
-        tree = self.learner.tree
-        fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
-        fill(self.learner.inputs, tensors["state"], "inputs")
-        self.learner.all_continue = False
-        restore(self.learner.store, tree["data"], tensors["replay"])
+    def load_counters(self, counters: dict[str, Any]) -> None:
         self.env_steps, self.gradient_steps = int(counters["env_steps"]), int(counters["gradient_steps"])
         self.started = bool(counters["started"])
         device = self.learner.device
         self.metrics = {k: torch.tensor(v, device=device) for k, v in counters["metrics"].items()}
         self.episodes.load_json(counters["episodes"])
+
+    def load(self, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> Restored:
+        self.load_counters(counters)
+        tree = self.learner.tree
+        fill({k: v for k, v in tree.items() if k not in (*FIXED, "horizon")}, tensors["state"], "")
+        fill(self.learner.inputs, tensors["state"], "inputs")
+        self.learner.all_continue = False
+        restore(self.learner.store, tree["data"], tensors["replay"])
         if not self.started:
             return "exact"
         arrays = {k: v.numpy() for k, v in tensors["envs"].items()}
@@ -163,6 +181,3 @@ class Loop(ABC):
             self.learner.store.cut(tree["data"])
             self.learner.load_reset(self.envs.current_obs(), lost=True)
         return restored
-
-
-LoopFactory = Callable[[Algorithm[Any], VectorEnv, Sequence[int], int, Executor], Loop]

@@ -14,25 +14,24 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.evolution.base import Evolution, EvolutionHyper
-from rl_training.envs.vector import Episode, Step, VectorEnv
+from rl_training.envs.vector import Episode, Step
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.evolution import IDLE, EvolutionLearner
 from rl_training.runtime.loops.base import Loop
 
 
 class EvolutionLoop(Loop):
-    def __init__(
-        self, algorithm: Evolution[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
-    ) -> None:
-        super().__init__(algorithm, envs, seeds, total)
-        self.hp: EvolutionHyper = algorithm.hp
-        self.learner: EvolutionLearner = EvolutionLearner(algorithm, seeds, self.num_envs, total, executor)
+    algorithm: Evolution[Any]
+    learner: EvolutionLearner
+
+    def make_learner(self, executor: Executor) -> EvolutionLearner:
         count = len(self.seeds)
         self.playing = np.full((count, self.num_envs), IDLE)  # the episode of the generation that each row plays
         self.scores = np.zeros((count, self.hp.episodes))
         self.taken = np.zeros(count, np.int64)  # episodes of the generation that have begun
         self.done = np.zeros(count, np.int64)  # and those that have ended
         self.generations = np.zeros(count, np.int64)
+        return EvolutionLearner(self.algorithm, self.seeds, self.num_envs, self.total, executor)
 
     @staticmethod
     def planned_updates(hyper: EvolutionHyper, total: int, num_envs: int) -> int:
@@ -95,8 +94,8 @@ class EvolutionLoop(Loop):
         names = ("playing", "scores", "taken", "done", "generations")
         return {**super().counters(), "population": {name: getattr(self, name).tolist() for name in names}}
 
-    def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        super().load_counters(counters)
         for name, values in counters["population"].items():
             array: np.ndarray = getattr(self, name)
             array[...] = np.array(values, array.dtype).reshape(array.shape)
-        return super().load(tensors, counters)

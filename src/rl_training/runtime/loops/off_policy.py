@@ -6,12 +6,9 @@ GPU, the updates run while the environments step; the order is the same on every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import OffPolicyHyper
-from rl_training.envs.vector import VectorEnv
 from rl_training.errors import UserError
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.replay import ReplayLearner
@@ -19,17 +16,16 @@ from rl_training.runtime.loops.phases import PhasedLoop
 
 
 class OffPolicyLoop(PhasedLoop):
-    def __init__(
-        self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
-    ) -> None:
-        super().__init__(algorithm, envs, seeds, total)
-        self.hp: OffPolicyHyper = algorithm.hp
+    learner: ReplayLearner
+    turns = 0  # steps of the vector environment
+    pending = False  # a transition is loaded but not yet stored
+
+    def make_learner(self, executor: Executor) -> ReplayLearner:
         self._check_her(executor)
-        self.learner: ReplayLearner = ReplayLearner(
-            algorithm, seeds, self.num_envs, total, executor, envs.compute_reward
-        )
-        self.turns = 0  # steps of the vector environment
-        self.pending = False  # a transition is loaded but not yet stored
+        return ReplayLearner(
+            self.algorithm, self.seeds, self.num_envs, self.total, executor, self.envs.compute_reward,
+            compute_terminated=self.envs.compute_terminated,
+        )  # fmt: skip
 
     @staticmethod
     def planned_updates(hyper: OffPolicyHyper, total: int, num_envs: int) -> int:
@@ -86,9 +82,8 @@ class OffPolicyLoop(PhasedLoop):
             self.pending = False
 
     def counters(self) -> dict[str, Any]:
-        return {**super().counters(), **self.phase_counters(), "turns": self.turns, "pending": self.pending}
+        return {**super().counters(), "turns": self.turns, "pending": self.pending}
 
-    def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        super().load_counters(counters)
         self.turns, self.pending = int(counters["turns"]), bool(counters["pending"])
-        self.load_phase_counters(counters)
-        return super().load(tensors, counters)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Algorithm
 from rl_training.envs.tensor.vector import DeviceVectorEnv
 from rl_training.envs.vector import Episode
 from rl_training.runtime.engine.executor import Executor
@@ -51,12 +50,11 @@ class DeviceLoop(Loop):
 
     envs: DeviceVectorEnv
 
-    def __init__(
-        self, algorithm: Algorithm[Any], envs: DeviceVectorEnv, seeds: Sequence[int], total: int, executor: Executor
-    ) -> None:
-        super().__init__(algorithm, envs, seeds, total, executor)  # type: ignore[call-arg]
-        self.device_envs = DeviceEnvs(envs.env, self.learner)
-        self.episodes = DeviceEpisodes(self.learner.tree["env"], self.num_envs)
+    def make_learner(self, executor: Executor) -> Any:
+        learner = super().make_learner(executor)  # type: ignore[safe-super]
+        self.device_envs = DeviceEnvs(self.envs.env, learner)
+        self.episodes = DeviceEpisodes(learner.tree["env"], self.num_envs)
+        return learner
 
     def start(self) -> None:
         self.started = True

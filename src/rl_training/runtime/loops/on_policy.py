@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
-from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import RolloutHyper
-from rl_training.envs.vector import VectorEnv
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.rollout import RolloutLearner
 from rl_training.runtime.loops.base import Loop
 
 
 class OnPolicyLoop(Loop):
-    def __init__(
-        self, algorithm: Algorithm[Any], envs: VectorEnv, seeds: Sequence[int], total: int, executor: Executor
-    ) -> None:
-        super().__init__(algorithm, envs, seeds, total)
-        self.hp: RolloutHyper = algorithm.hp
-        self.learner: RolloutLearner = RolloutLearner(algorithm, seeds, self.num_envs, total, executor)
-        self.rollout_size = self.hp.n_steps * self.num_envs
+    learner: RolloutLearner
+
+    def make_learner(self, executor: Executor) -> RolloutLearner:
+        return RolloutLearner(self.algorithm, self.seeds, self.num_envs, self.total, executor)
 
     @staticmethod
     def planned_updates(hyper: RolloutHyper, total: int, num_envs: int) -> int:
@@ -36,7 +31,9 @@ class OnPolicyLoop(Loop):
             steps = min(self.hp.n_steps, (self.total - self.env_steps) // self.num_envs)
             self._collect(max(1, steps))
             if steps == self.hp.n_steps:
+                start = perf_counter()
                 metrics, updates = self.learner.learn()
+                self.learn_seconds += perf_counter() - start
                 self.metrics = {**self.metrics, **metrics}
                 self.gradient_steps += updates
             else:  # the budget ends inside a rollout: its steps count, but they are too few to learn from
@@ -54,6 +51,6 @@ class OnPolicyLoop(Loop):
     def counters(self) -> dict[str, Any]:
         return {**super().counters(), "rollouts": self.learner.rollouts}
 
-    def load(self, tensors: Any, counters: dict[str, Any]) -> Any:
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        super().load_counters(counters)
         self.learner.rollouts = int(counters.get("rollouts", 0))
-        return super().load(tensors, counters)

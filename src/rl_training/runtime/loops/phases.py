@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -39,16 +40,18 @@ class PhasedLoop(Loop):
         return True
 
     def _run_phase(self, learner: ReplayLearner, phase: ReplayPhase, turn: int, call: int, to_the_end: bool) -> int:
-        """Run the calls of a phase from number `call` on. Returns how many are done: fewer than all after a stop."""
+        """Run the calls of a phase from number `call` on. Returns how many are done: fewer than all after a stop,
+        or when there is nothing to learn from."""
         metrics: dict[str, Tensor] = {}
-        calls = phase.calls(self.env_steps, turn)
-        while call < calls:
+        calls, start = phase.calls(self.env_steps, turn), perf_counter()
+        while call < calls and learner.ready():
             metrics = {**metrics, **learner.update(1, phase)}
             call += 1
             self.gradient_steps += phase.learns
             if not to_the_end and self.should_stop():
                 break
         self.keep_metrics(learner, phase, metrics)
+        self.learn_seconds += perf_counter() - start
         return call
 
     def keep_metrics(self, learner: ReplayLearner, phase: ReplayPhase, metrics: dict[str, Tensor]) -> None:
@@ -57,9 +60,10 @@ class PhasedLoop(Loop):
             metrics = {f"{phase.name}/{k}": v for k, v in metrics.items()}
         self.metrics = {**self.metrics, **metrics}
 
-    def phase_counters(self) -> dict[str, Any]:
-        return {"learned": self.learned, "position": self.position}
+    def counters(self) -> dict[str, Any]:
+        return {**super().counters(), "learned": self.learned, "position": self.position}
 
-    def load_phase_counters(self, counters: dict[str, Any]) -> None:
+    def load_counters(self, counters: dict[str, Any]) -> None:
+        super().load_counters(counters)
         self.learned, position = bool(counters.get("learned", True)), counters.get("position")
         self.position = (int(position[0]), int(position[1])) if position is not None else None

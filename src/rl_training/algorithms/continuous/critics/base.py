@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
-import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Obs, TrainState
+from rl_training.algorithms.base import Algorithm, Loss, Obs, TrainState
+from rl_training.algorithms.hyper import Settings
 from rl_training.data.storage import Batch
-from rl_training.errors import did_you_mean, explain
+from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.models.control import ActorCriticModel
 from rl_training.ops import rng
-from rl_training.ops.grad import value_and_grad
 from rl_training.ops.losses import weighted_mean
-from rl_training.ops.nets import Net
-from rl_training.ops.optim import Optimizer
 from rl_training.spec import EnvSpec
 
 Extra = dict[str, Any]
@@ -42,10 +39,7 @@ class Report(NamedTuple):
 class Owner(NamedTuple):
     """What a critic has to know about the algorithm that uses it."""
 
-    name: str
-    spec: EnvSpec
-    device: torch.device
-    net: Net  # the critic networks
+    algorithm: Algorithm[Any]
     propose: Callable[[TrainState, Obs, Tensor, int], tuple[Tensor, Tensor]]
     """(state, obs, key, N) -> actions near the policy's [N, B, A] and their log-densities [N, B]."""
     error_weight: float  # factor of the squared errors
@@ -59,28 +53,25 @@ def squared_error(q: Tensor, target: Tensor, weight: float = 1.0) -> tuple[Tenso
     return loss if weight == 1.0 else weight * loss, q.mean(0), error.abs().mean(0)
 
 
-def regress(
-    values: Callable[[Tensor], Tensor], params: Tensor, target: Tensor, weights: Tensor, weight: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fit critics, given as a function from parameters to values [E, B], to a fixed target [B]: the loss, mean value
-    [B], mean absolute error [B] and gradients."""
+def regression(values: Callable[[Tensor], Tensor], target: Tensor, weights: Tensor, weight: float = 1.0) -> Loss:
+    """The loss of critics, given as a function from parameters to values [E, B], that are fitted to a target [B]. It
+    also returns their mean value [B] and mean absolute error [B]."""
 
     def loss(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         errors, q, error = squared_error(values(params), target, weight)
         return weighted_mean(errors, weights), (q, error)
 
-    value, (q, error), grads = value_and_grad(loss, params)
-    return value, q, error, grads
+    return loss
 
 
 class Critic:
-    """An ensemble of critics. Subclasses define `values`, `loss` and `policy_value`."""
+    """An ensemble of critics. Subclasses define `loss` and `policy_value`."""
 
     renormalised: ClassVar[bool] = False  # batch statistics in actor and critics, and therefore no target networks?
     draws: bool = False  # does it use random numbers?
 
     def __init__(self, owner: Owner) -> None:
-        self.owner, self.net = owner, owner.net
+        self.owner, self.net = owner, owner.algorithm.nets["critic"]
 
     def init_extra(self) -> Extra:
         """Its entries of `state.extra`."""
@@ -88,7 +79,8 @@ class Critic:
 
     def values(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         """Expected return by each critic: [E, B]."""
-        raise NotImplementedError
+        q: Tensor = self.net(params, obs, actions)
+        return q
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
@@ -119,9 +111,8 @@ class Critic:
         return loss, Report(mean, error, target, extra)
 
     def update(
-        self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor, adam: Optimizer,
-        rate: Tensor | float,
-    ) -> tuple[TrainState, dict[str, Tensor], Tensor]:  # fmt: skip
+        self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
+    ) -> tuple[TrainState, dict[str, Tensor], Tensor]:
         """One step of the critic networks: the state, metrics, and the absolute error of each sample [B]."""
         weights, stream = batch["weights"], self.stream(key, LOSS)
 
@@ -129,25 +120,18 @@ class Critic:
             loss, report = self.loss(params, state, batch, next_action, bonus, stream)
             return weighted_mean(loss, weights), report
 
-        loss, report, grads = value_and_grad(mean_loss, state.params["critic"])
-        params, opt = adam.update(grads, state.opt["critic"], state.params["critic"], rate)
+        after, loss, report, grad_norm = self.owner.algorithm.descend_with_norm(state, "critic", mean_loss)
         metrics = {
             "critic_loss": loss,
             "q_value_mean": weighted_mean(report.q, weights),
             "target_mean": weighted_mean(report.target, weights),
+            "grad_norm": grad_norm,
         }
-        state = state._replace(
-            params={**state.params, "critic": params},
-            opt={**state.opt, "critic": opt},
-            extra={**state.extra, **report.extra},
-        )
-        return state, metrics, report.error
+        return after._replace(extra={**state.extra, **report.extra}), metrics, report.error
 
 
-class CriticFields(BaseModel):
+class CriticFields(Settings):
     """Settings of a kind of critic: below `critic`, or directly among those of an algorithm that has this kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 K = TypeVar("K", bound="CriticOptions")
@@ -163,6 +147,14 @@ class CriticOptions(CriticFields):
         """The options of an algorithm that has them among its own settings."""
         names = [name for name in cls.model_fields if name in type(settings).model_fields]
         return cls(**{name: getattr(settings, name) for name in names}, **others)
+
+    def with_layer_norm(self: K, wanted: bool) -> K:
+        """These options with LayerNorm in the critics, if wanted."""
+        if not wanted:
+            return self
+        if "layer_norm" not in type(self).model_fields:
+            raise UserError(f"layer_norm does not go with critics of kind {self.kind}; set it to false")
+        return self.model_copy(update={"layer_norm": True})
 
     def network(self) -> dict[str, Any]:
         """How the critic networks differ from those of `ActorCriticModel`."""

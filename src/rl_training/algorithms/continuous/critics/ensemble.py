@@ -23,9 +23,13 @@ class TwinOptions(CriticOptions):
     """Critics, whose smallest value is the target; none: as many as the algorithm has otherwise, which is two."""
     layer_norm: bool = False
     """LayerNorm in the critics."""
+    norm_last: bool = False
+    """LayerNorm after the activation, as in ReBRAC, instead of before it."""
 
     def network(self) -> dict[str, Any]:
-        return {"layer_norm": self.layer_norm} | ({"num_critics": self.num_critics} if self.num_critics else {})
+        return {"layer_norm": self.layer_norm, "norm_last": self.norm_last} | (
+            {"num_critics": self.num_critics} if self.num_critics else {}
+        )
 
     def build(self, owner: Owner) -> Critic:
         return TwinCritic(owner)
@@ -33,10 +37,6 @@ class TwinOptions(CriticOptions):
 
 class TwinCritic(Critic):
     """Clipped double Q-learning (Fujimoto et al. 2018), with any number of critics."""
-
-    def values(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
-        q: Tensor = self.net(params, obs, actions)
-        return q
 
     def loss(
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
@@ -83,11 +83,8 @@ class SubsetOptions(SubsetKind):
 class DropoutOptions(SubsetKind):
     kind: Literal["dropout"] = "dropout"
     num_critics: int = Field(2, ge=1)
-    """Critics in the ensemble (N)."""
     layer_norm: bool = True
-    """LayerNorm in the critics."""
     dropout: float = Field(0.01, ge=0.0, lt=1.0)
-    """Share of the critics' hidden units that are dropped, in targets as well as in losses."""
 
 
 class SubsetCritic(Critic):
@@ -98,12 +95,12 @@ class SubsetCritic(Critic):
     def __init__(self, owner: Owner, options: SubsetFields) -> None:
         super().__init__(owner)
         self.options = options
-        module = owner.net.module  # a model that the user built decides the number of critics
+        module = self.net.module  # a model that the user built decides the number of critics
         self.members = module.members if isinstance(module, EnsembleCritic) else options.num_critics
         if options.num_target_critics > self.members:
             raise UserError(
-                f"{owner.name}: num_target_critics = {options.num_target_critics} cannot be drawn from an ensemble of"
-                f" {self.members}; raise num_critics"
+                f"{owner.algorithm.name}: num_target_critics = {options.num_target_critics} cannot be drawn from an"
+                f" ensemble of {self.members}; raise num_critics"
             )
 
     def subset(self, key: Tensor) -> Tensor:
@@ -112,10 +109,6 @@ class SubsetCritic(Critic):
 
     def dropout_key(self, key: Tensor, stream: int) -> Tensor | None:
         return rng.fold(key, stream) if self.options.dropout else None
-
-    def values(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
-        q: Tensor = self.net(params, obs, actions)
-        return q
 
     def next_q(self, params: Tensor, next_obs: Obs, next_action: Tensor, key: Tensor) -> Tensor:
         """Minimum over the drawn critics (REDQ, Algorithm 1, line 6); the others are not evaluated."""

@@ -34,8 +34,8 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 
-Kinds = TwinOptions | SubsetOptions | DropoutOptions | QuantileOptions
-BaseCritic = Annotated[Kinds, Field(discriminator="kind"), one_of(Kinds)]
+BaseKinds = TwinOptions | SubsetOptions | DropoutOptions | QuantileOptions
+BaseCritic = Annotated[BaseKinds, Field(discriminator="kind"), one_of(BaseKinds)]
 
 
 class PenalisedOptions(CriticOptions):
@@ -44,6 +44,11 @@ class PenalisedOptions(CriticOptions):
 
     def network(self) -> dict[str, Any]:
         return self.base.network()
+
+    def build_base(self, owner: Owner) -> Critic:
+        """The critics without the penalty. Their squared errors count fully, without SAC's 1/2, so that the penalty's
+        weight means the same as in CORL and in TD3."""
+        return self.base.build(owner._replace(error_weight=1.0))
 
 
 class PenalisedCritic(Critic):
@@ -76,20 +81,18 @@ class ConservativeOptions(ConservativeFields, PenalisedOptions):
     kind: Literal["conservative"] = "conservative"
 
     def build(self, owner: Owner) -> Critic:
-        return ConservativeCritic(self.base.build(owner), self)
+        return ConservativeCritic(self.build_base(owner), self)
 
 
 class CalibratedOptions(ConservativeOptions):
     """Cal-QL's critics. They read the data's returns, which only a dataset has, so they are not a kind to choose."""
 
     def build(self, owner: Owner) -> Critic:
-        return ConservativeCritic(self.base.build(owner), self, calibrated=True)
+        return ConservativeCritic(self.build_base(owner), self, calibrated=True)
 
 
 class ConservativeCritic(PenalisedCritic):
     """`calibrated`: values of the policy's actions are not pushed below the return that the data reached."""
-
-    draws = True
 
     def __init__(self, base: Critic, options: ConservativeFields, calibrated: bool = False) -> None:
         super().__init__(base)
@@ -97,7 +100,7 @@ class ConservativeCritic(PenalisedCritic):
 
     def soft_maximum(self, params: Tensor, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """log of the integral of exp Q(s, a) over the actions, by importance sampling: [E, B]."""
-        count, dim, propose = self.options.num_actions, self.owner.spec.action.dim, self.owner.propose
+        count, dim, propose = self.options.num_actions, self.owner.algorithm.spec.action.dim, self.owner.propose
         here, log_here = propose(state, batch["obs"], rng.fold(key, 0), count)
         there, log_there = propose(state, batch["next_obs"], rng.fold(key, 1), count)
         uniform = 2.0 * rng.uniform(rng.fold(key, 2), tuple(here.shape)) - 1.0
@@ -134,16 +137,16 @@ class DiverseOptions(DiverseFields, PenalisedOptions):
     """The critics that are kept apart: twin, subset, dropout or quantile, with their own options."""
 
     def build(self, owner: Owner) -> Critic:
-        seen = owner.spec.observation
+        name, spec = owner.algorithm.name, owner.algorithm.spec
+        seen = spec.observation
         if isinstance(seen, dict) or len(seen.shape) != 1:
             raise UserError(
-                f"{owner.name}: diverse critics need vector observations, one copy for each critic;"
-                f" {owner.spec.env_id} has {seen}"
+                f"{name}: diverse critics need vector observations, one copy for each critic; {spec.env_id} has {seen}"
             )
-        members = int(owner.net.module.members)  # type: ignore[arg-type]
+        base = self.build_base(owner) if self.eta else self.base.build(owner)  # without the term, it is SAC itself
+        members = int(base.net.module.members)  # type: ignore[arg-type]
         if members < 2:
-            raise UserError(f"{owner.name}: diverse critics need at least two critics to keep apart; raise num_critics")
-        base = self.base.build(owner)
+            raise UserError(f"{name}: diverse critics need at least two critics to keep apart; raise num_critics")
         return DiverseCritic(base, self.eta, members) if self.eta else base
 
 

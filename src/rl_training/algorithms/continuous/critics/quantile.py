@@ -20,6 +20,8 @@ class QuantileFields(CriticFields):
     """Atoms of each critic (M)."""
     top_quantiles_to_drop_per_net: int = Field(2, ge=0)
     """Atoms left out of the target for each critic (d)."""
+    layer_norm: bool = False
+    """LayerNorm in the critics."""
 
     @model_validator(mode="after")
     def _keeps_an_atom(self) -> QuantileFields:
@@ -35,7 +37,11 @@ class QuantileOptions(QuantileFields, CriticOptions):
     kind: Literal["quantile"] = "quantile"
 
     def network(self) -> dict[str, Any]:
-        return {"num_critics": self.num_critics, "critic_outputs": self.num_quantiles}
+        return {
+            "num_critics": self.num_critics,
+            "critic_outputs": self.num_quantiles,
+            "layer_norm": self.layer_norm,
+        }
 
     def build(self, owner: Owner) -> Critic:
         return QuantileCritic(owner, self)
@@ -54,7 +60,7 @@ class QuantileCritic(Critic):
     def __init__(self, owner: Owner, options: QuantileFields) -> None:
         super().__init__(owner)
         self.options = options
-        self.taus = quantile_midpoints(options.num_quantiles, owner.device)
+        self.taus = quantile_midpoints(options.num_quantiles, owner.algorithm.device)
 
     def values(self, params: Tensor, obs: Obs, actions: Tensor) -> Tensor:
         atoms: Tensor = self.net(params, obs, actions)  # [E, B, M]

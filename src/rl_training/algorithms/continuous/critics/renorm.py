@@ -44,9 +44,12 @@ class RenormOptions(RenormFields, CriticOptions):
         )  # fmt: skip
 
     def build(self, owner: Owner) -> Critic:
-        if not isinstance(owner.net.module, RenormCritic):
-            raise UserError(f"{owner.name}: renormalised critics need networks made for them, such as a CrossQModel")
-        return JointCritic(owner)
+        critic = JointCritic(owner)
+        if not isinstance(critic.net.module, RenormCritic):
+            raise UserError(
+                f"{owner.algorithm.name}: renormalised critics need networks made for them, such as a CrossQModel"
+            )
+        return critic
 
 
 class JointCritic(Critic):

@@ -7,18 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from rl_training.algorithms.continuous.critics.base import one_of
-from rl_training.algorithms.continuous.critics.ensemble import DropoutOptions, SubsetOptions, TwinOptions
-from rl_training.algorithms.continuous.critics.penalised import ConservativeOptions, DiverseOptions
-from rl_training.algorithms.continuous.critics.quantile import QuantileOptions
+from rl_training.algorithms.continuous.critics.penalised import BaseKinds, ConservativeOptions, DiverseOptions
 from rl_training.algorithms.continuous.critics.renorm import RenormOptions
 
-Kinds = (
-    TwinOptions
-    | SubsetOptions
-    | DropoutOptions
-    | QuantileOptions
-    | RenormOptions
-    | ConservativeOptions
-    | DiverseOptions
-)
+Kinds = BaseKinds | RenormOptions | ConservativeOptions | DiverseOptions
 CriticSetting = Annotated[Kinds, Field(discriminator="kind"), one_of(Kinds)]

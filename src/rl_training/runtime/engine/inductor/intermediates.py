@@ -19,17 +19,12 @@ SOURCE = Path(__file__).with_suffix(".h")
 MAX_BYTES = 2**18  # of one tensor: allocating a larger one is a small part of its cost
 
 
+@cache
 def keep_for(rewrites: type) -> bool:
     """Do this in every graph that a pass of this type rewrites. False where torch does not allow it."""
-    if wrapper_code.find() is None:
-        return False
-    _patch(rewrites)
-    return True
-
-
-@cache
-def _patch(rewrites: type) -> None:
     names = wrapper_code.find()
+    if names is None:
+        return False
     ordinary = names.CppWrapperCpu.make_buffer_allocation
 
     def make_buffer_allocation(wrapper: Any, buffer: Any) -> str:
@@ -50,6 +45,7 @@ def _patch(rewrites: type) -> None:
         return code
 
     names.CppWrapperCpu.make_buffer_allocation = make_buffer_allocation
+    return True
 
 
 def _kept(allocation: Any, code: str, name: str, itemsize: int) -> tuple[str, str] | None:
