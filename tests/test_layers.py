@@ -10,7 +10,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src"
 LAYERS = (  # packages on the same line do not import each other
     ("errors", "version", "machine"),
-    ("spec", "registry"),
+    ("spec", "registry", "imports"),
     ("ops",),
     ("envs", "models"),
     ("data",),
@@ -19,6 +19,7 @@ LAYERS = (  # packages on the same line do not import each other
     ("runtime.learners",),
     ("runtime.loops", "runtime.evaluator"),
     ("runtime",),
+    ("cluster",),
     ("experiment.run",),
     ("experiment.studies", "experiment.tools", "experiment.registry"),
     ("experiment",),

@@ -1,0 +1,106 @@
+"""Starting Ray on this machine or joining a cluster, and leaving it without a trace."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from importlib.util import find_spec
+from typing import Any
+
+from rl_training.cluster.settings import ClusterSettings
+from rl_training.errors import UserError
+from rl_training.machine import usable_cpus
+
+_ANSWER = 5.0  # seconds for a cluster to accept a connection
+
+
+def require_ray() -> Any:
+    """The module, or a sentence that says what to install."""
+    if find_spec("ray") is None:
+        raise UserError("a cluster needs Ray, which is not installed: pip install 'rl-training[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    return ray
+
+
+class Connection:
+    """A connection to Ray, and the processes that this run has started there."""
+
+    def __init__(self, address: str, cpus: float, gpus: float = 0.0) -> None:
+        """`cpus`, `gpus`: what the run reserves in all."""
+        self.ray = ray = require_ray()
+        self.started = not ray.is_initialized()
+        self._actors: list[Any] = []
+        if self.started:
+            self._connect(address, cpus)
+        try:
+            self._check(cpus, gpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: str, cpus: float) -> None:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        if address == "local":
+            # Actors are processes, not reservations of cores: more of them than cores are allowed on one machine.
+            options |= {"num_cpus": max(usable_cpus(), math.ceil(cpus)), "include_dashboard": False}
+        elif address != "auto":
+            _require_answer(address)
+        try:
+            self.ray.init(address=address, **options)
+        except Exception as error:  # Ray raises the bare class where a process of its own does not answer
+            self.ray.shutdown()
+            reason = " ".join(str(error).split())[:200]
+            what = "cannot start Ray here" if address == "local" else f"cannot join the Ray cluster at {address}"
+            raise UserError(f"{what}: {reason}") from None
+
+    def _check(self, cpus: float, gpus: float) -> None:
+        offered = self.ray.cluster_resources()
+        for name, needed, setting in (("CPU", cpus, "cpus_per_actor"), ("GPU", gpus, "gpus_per_actor")):
+            if needed > offered.get(name, 0.0) + 1e-6:
+                raise UserError(
+                    f"this run needs {needed:g} {name}s and the Ray cluster has {offered.get(name, 0.0):g};"
+                    f" lower cluster.actors or cluster.{setting}"
+                )
+
+    def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0, **keywords: Any) -> Any:
+        """Start a class as an actor. Nothing is restarted by itself: the owner decides what a new one begins with."""
+        remote = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
+        handle = remote.remote(*arguments, **keywords)
+        self._actors.append(handle)
+        return handle
+
+    def end(self, actor: Any) -> None:
+        """End an actor's process, whatever it is doing."""
+        if actor in self._actors:
+            self._actors.remove(actor)
+            self.ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        """End the processes of this run, and Ray if this run has started it."""
+        for actor in list(self._actors):
+            self.end(actor)
+        if self.started and self.ray.is_initialized():
+            self.ray.shutdown()
+
+
+def reserve(settings: ClusterSettings, others: int = 0) -> tuple[float, float]:
+    """CPUs and GPUs of a run: its actors, and `others` with one CPU each."""
+    return settings.actors * settings.cpus_per_actor + others, settings.actors * settings.gpus_per_actor
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself retries for a minute before it gives up."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise UserError(
+            f"cluster address '{address}' is not valid: use local, auto or host:port, such as 10.0.0.1:6379"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"no Ray cluster answers at {address} ({reason})") from None

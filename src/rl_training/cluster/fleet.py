@@ -1,0 +1,217 @@
+"""All rollout actors as the driver sees them: unrolls under way, failures, replacements, and what to report.
+
+Each actor has at most `queue` unrolls under way. The next one is ordered, with the newest parameters, when the driver
+takes one: so an actor never runs further ahead, and a slow one keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_training.cluster.actors import PolicyOrder, RolloutActor, Unroll, weights_of
+from rl_training.cluster.connection import Connection, reserve
+from rl_training.cluster.remote_envs import MAX_FAILURES, START_SECONDS, EnvOrder
+from rl_training.cluster.settings import ClusterSettings
+from rl_training.envs.vector import EnvError, EnvState, Restored, VectorEnv
+from rl_training.errors import UserError
+
+log = logging.getLogger(__name__)
+_POLL = 0.2  # seconds between looks at stop requests and stuck actors
+_SHOWN = 16  # actors with metrics of their own
+
+
+class Arrived(NamedTuple):
+    actor: int
+    unroll: Unroll
+    data: Any  # reference to the columns
+
+
+class Call(NamedTuple):
+    actor: int
+    data: Any
+    ordered: float
+
+
+class Fleet(VectorEnv):
+    """In the place of a vector environment. It cannot be stepped: `next` returns whole unrolls."""
+
+    kind: type[RolloutActor] = RolloutActor
+
+    def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
+        probe = order.make(0, 1)  # a problem with the environment is found here, before Ray is started
+        self.spec, self._first_obs = probe.spec, probe.reset()
+        probe.close()
+        self.order, self.settings, self.num_envs = order, settings, num_envs
+        self.each, self.driver_rows = num_envs // settings.actors, num_envs  # `driver_rows`: of the driver's learner
+        self.generations = [0] * settings.actors
+        self.replaced = self.lost_steps = 0
+        self.connection: Connection | None = None
+        self._actors: list[Any] = [None] * settings.actors
+        self._calls: dict[Any, Call] = {}  # by the reference that is waited for
+        self._failures = [0] * settings.actors
+        self._heard = [0.0] * settings.actors
+        self._speed = [0.0] * settings.actors
+        self._lag: deque[int] = deque(maxlen=100)
+        self.waited, self._since = 0.0, time.monotonic()  # seconds that the learner has waited since then
+        self.version, self._sent, self._weights = 0, -1, None
+
+    def launch(self, policy: PolicyOrder, length: int, others: int) -> Connection:
+        """Connect. Actors start when the first unroll is ordered; `others`: processes that the loop will start."""
+        self.policy, self.length = policy, length
+        self.connection = Connection(self.settings.address, *reserve(self.settings, others))
+        self.ray = self.connection.ray
+        return self.connection
+
+    # --- unrolls -----------------------------------------------------------------------------------------------------
+
+    def publish(self, train: Any) -> None:
+        """From now on, unrolls are collected with these parameters."""
+        self.version += 1
+        self._train = train
+
+    def request(self, k: int, env_steps: int, *, random: bool, queue: int) -> None:
+        """Order unrolls of an actor until `queue` are under way."""
+        assert self.connection is not None
+        if self._sent != self.version:
+            self._weights, self._sent = self.ray.put(weights_of(self._train)), self.version
+        if self._actors[k] is None:
+            first = k * self.each + self.generations[k] * self.num_envs
+            self._actors[k] = self.connection.actor(
+                self.kind, self.order, self.policy, k, first, self.each, self.length,
+                cpus=self.settings.cpus_per_actor, gpus=self.settings.gpus_per_actor,
+            )  # fmt: skip
+            self._heard[k] = time.monotonic() + START_SECONDS
+        under_way = sum(call.actor == k for call in self._calls.values())
+        for _ in range(queue - under_way):
+            collect = self._actors[k].collect.options(num_returns=2)
+            data, done = collect.remote(self._weights, self.version, env_steps, random)
+            self._calls[done] = Call(k, data, time.monotonic())
+
+    def next(self, should_stop: Callable[[], bool]) -> Arrived | None:
+        """The unroll that is complete first; None if a stop is requested, or if an actor had to be replaced."""
+        started = time.monotonic()
+        try:
+            while not should_stop():
+                done, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=_POLL)
+                if done:
+                    return self._take(done[0])
+                if self._replace_stuck():
+                    return None
+            return None
+        finally:
+            self.waited += time.monotonic() - started
+
+    def _take(self, done: Any) -> Arrived | None:
+        from ray.exceptions import RayError, RayTaskError
+
+        call = self._calls.pop(done)
+        k = call.actor
+        try:
+            unroll: Unroll = self.ray.get(done)
+        except RayTaskError as error:
+            self._replace(k, str(error.cause), error.cause)
+            return None
+        except RayError as error:
+            self._replace(k, type(error).__name__)
+            return None
+        self._failures[k], self._heard[k] = 0, time.monotonic()
+        self._speed[k] = unroll.steps / max(unroll.seconds, 1e-9)
+        self._lag.append(self.version - unroll.version)
+        return Arrived(k, unroll, call.data)
+
+    def fetch(self, unrolls: list[Arrived]) -> list[Any] | None:
+        """The data of unrolls; None if some of it was lost with a machine. Then none of them is used."""
+        from ray.exceptions import RayError
+
+        try:
+            found: list[Any] = self.ray.get([arrived.data for arrived in unrolls])
+            return found
+        except RayError:
+            self.lost_steps += sum(arrived.unroll.steps for arrived in unrolls)
+            return None
+
+    def _replace_stuck(self) -> bool:
+        now, limit = time.monotonic(), self.settings.timeout
+        waiting: dict[int, float] = {}
+        for call in self._calls.values():
+            waiting.setdefault(call.actor, max(call.ordered, self._heard[call.actor]))
+        stuck = [k for k, since in waiting.items() if now - since > limit]
+        for k in stuck:
+            self._replace(k, f"no answer within {limit:g} s")
+        return bool(stuck)
+
+    def _replace(self, k: int, reason: str, cause: Any = None) -> None:
+        assert self.connection is not None
+        lost = [ref for ref, call in self._calls.items() if call.actor == k]
+        steps = (len(lost) + 1) * self.length * self.each
+        for ref in lost:
+            del self._calls[ref]
+        self.connection.end(self._actors[k])
+        self._actors[k] = None
+        self.generations[k] += 1
+        self.replaced += 1
+        self.lost_steps += steps
+        self._failures[k] += 1
+        if isinstance(cause, UserError):
+            raise cause
+        if self._failures[k] > MAX_FAILURES:
+            raise EnvError(f"rollout actor {k} failed {MAX_FAILURES + 1} times in a row; last reason: {reason}")
+        log.warning("rollout actor %d is replaced, at most %d steps are lost: %s", k, steps, reason)
+
+    def metrics(self) -> dict[str, float]:
+        """What the cluster does, for the log."""
+        speeds = [speed for speed in self._speed if speed]
+        elapsed = max(time.monotonic() - self._since, 1e-9)
+        busy = 1.0 - self.waited / elapsed
+        self.waited, self._since = 0.0, time.monotonic()
+        out = {
+            "cluster/actors": float(sum(actor is not None for actor in self._actors)),
+            "cluster/actors_replaced": float(self.replaced),
+            "cluster/lost_steps": float(self.lost_steps),
+            "cluster/unrolls_under_way": float(len(self._calls)),
+            "cluster/learner_busy": max(0.0, busy),
+        }
+        if speeds:
+            out |= {"cluster/actor_fps_mean": fmean(speeds), "cluster/actor_fps_min": min(speeds)}
+            out |= {f"cluster/actor_fps/{k}": speed for k, speed in enumerate(self._speed[:_SHOWN])}
+        if self._lag:
+            out |= {"cluster/staleness_mean": fmean(self._lag), "cluster/staleness_max": float(max(self._lag))}
+        return out
+
+    # --- the interface of a vector environment -----------------------------------------------------------------------
+
+    def reset(self, *, episode: int | None = None) -> Any:
+        return self.current_obs()
+
+    def step(self, actions: Any) -> Any:
+        raise NotImplementedError("rollout actors step their environments themselves")
+
+    def current_obs(self) -> Any:
+        """Placeholders in the right shape: the driver never acts."""
+        first = self._first_obs
+
+        def rows(x: np.ndarray) -> np.ndarray:
+            return np.repeat(x, self.driver_rows, 0)
+
+        return {name: rows(x) for name, x in first.items()} if isinstance(first, dict) else rows(first)
+
+    def get_state(self) -> EnvState:
+        meta = {"generations": list(self.generations), "replaced": self.replaced, "lost_steps": self.lost_steps}
+        return EnvState({"method": "rollout actors", **meta})
+
+    def set_state(self, state: EnvState) -> Restored:
+        """Running episodes are not saved: every actor begins new ones."""
+        self.generations = [max(state.meta["generations"]) + 1] * len(self._actors)
+        self.replaced, self.lost_steps = int(state.meta["replaced"]), int(state.meta["lost_steps"])
+        return "restarted"
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()

@@ -1,0 +1,241 @@
+"""Environments in actors, everything else in the driver (`inference: learner`).
+
+The driver chooses the actions of all environments in one batch and waits for all of them, in a fixed order. Every loop
+runs unchanged on top of it, so a run has the same bits as in one process, and a checkpoint of either continues in the
+other. An actor that dies or does not answer is replaced: its rows are reported as invalid and begin new episodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_training.cluster.connection import Connection, reserve
+from rl_training.cluster.settings import ClusterSettings
+from rl_training.envs.factory import find_spec
+from rl_training.envs.given import GivenEnv, VectorSource
+from rl_training.envs.state import pack, unpack
+from rl_training.envs.sync import SyncVectorEnv, copy_rows
+from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv
+from rl_training.envs.workers import AsyncVectorEnv
+from rl_training.errors import UserError
+from rl_training.spec import Array, EnvSource
+
+log = logging.getLogger(__name__)
+MAX_FAILURES = 3  # in a row, of one actor
+START_SECONDS = 300.0  # more time for the first answer: processes start and import
+
+
+@dataclass(frozen=True)
+class EnvOrder:
+    """What a process needs to make environments of a run."""
+
+    source: Any  # a spec, which works where the id is not registered, or a function
+    arguments: dict[str, Any]
+    seed: int
+    masks: bool
+    workers: bool  # step them in worker processes of the actor
+
+    def make(self, first: int, count: int) -> VectorEnv:
+        """Environments number `first` and the next ones. Numbers identify episodes: each is used only once."""
+        places = [(self.seed, 0, first + n) for n in range(count)]
+        if self.workers:
+            return AsyncVectorEnv(self.source, places, self.arguments, masks=self.masks)
+        return SyncVectorEnv(self.source, places, self.arguments, self.masks)
+
+
+def env_order(
+    source: EnvSource | GivenEnv, *, seeds: Sequence[int], vectorization: str, env_kwargs: dict[str, Any], masks: bool
+) -> EnvOrder:
+    """Describe the environments of a run for other processes, or say why they cannot be there."""
+    if isinstance(source, GivenEnv | VectorSource):
+        raise UserError("a cluster makes its environments in other processes: give an environment id or env_fn")
+    if vectorization not in ("auto", "sync", "async"):
+        raise UserError(
+            f"a cluster steps its environments one by one: vectorization is auto, sync or async, not {vectorization}"
+        )
+    if len(seeds) > 1:
+        raise UserError(f"a cluster trains one seed, not {len(seeds)}: use a sweep for several")
+    sent: Any = find_spec(source) if isinstance(source, str) else source
+    return EnvOrder(sent, env_kwargs, seeds[0], masks, vectorization == "async")
+
+
+class EnvActor:
+    """A process with some of the environments."""
+
+    def __init__(self, order: EnvOrder, first: int, count: int) -> None:
+        self.envs = order.make(first, count)
+
+    def reset(self, episode: int | None) -> Any:
+        return self.envs.reset(episode=episode)
+
+    def step(self, actions: Array) -> Step:
+        return self.envs.step(actions)
+
+    def restart(self, rows: Sequence[int]) -> Any:
+        self.envs.restart(rows)
+        return self.envs.current_obs()
+
+    def get_state(self) -> EnvState:
+        return self.envs.get_state()
+
+    def set_state(self, state: EnvState) -> tuple[Restored, Any]:
+        return self.envs.set_state(state), self.envs.current_obs()
+
+
+class RemoteEnvs(VectorEnv):
+    def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
+        probe = order.make(0, 1)  # a problem with the environment is found here, before Ray is started
+        self.spec, self.compute_reward = probe.spec, probe.compute_reward
+        self.compute_terminated = probe.compute_terminated
+        probe.close()
+        self.order, self.settings, self.each = order, settings, num_envs // settings.actors
+        self.num_envs = num_envs
+        self.generations = [0] * settings.actors  # how often each actor was replaced
+        self.replaced = 0
+        self._failures = [0] * settings.actors
+        self.connection = Connection(settings.address, *reserve(settings))
+        self.ray = self.connection.ray
+        self._actors = [self._launch(k) for k in range(settings.actors)]
+        self._obs: Any = None
+        self._lost = np.zeros(num_envs, np.bool_)  # rows whose episode was lost outside `step`
+
+    def _rows(self, k: int) -> slice:
+        return slice(k * self.each, (k + 1) * self.each)
+
+    def _launch(self, k: int) -> Any:
+        first = k * self.each + self.generations[k] * self.num_envs
+        cpus, gpus = self.settings.cpus_per_actor, self.settings.gpus_per_actor
+        return self.connection.actor(EnvActor, self.order, first, self.each, cpus=cpus, gpus=gpus)
+
+    def _ask(self, call: Callable[[int, Any], Any]) -> list[Any]:
+        """`call(k, actor)` of every actor; the answers in order. None where an actor failed and was replaced."""
+        refs = [call(k, actor) for k, actor in enumerate(self._actors)]
+        return [self._answer(k, ref) for k, ref in enumerate(refs)]
+
+    def _answer(self, k: int, ref: Any) -> Any:
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        try:
+            answer = self.ray.get(ref, timeout=self.settings.timeout + START_SECONDS * (self._obs is None))
+            self._failures[k] = 0
+            return answer
+        except RayTaskError as error:
+            raise EnvError(f"rollout actor {k}: {error.cause}") from error
+        except (RayActorError, GetTimeoutError) as error:
+            reason = "no answer" if isinstance(error, GetTimeoutError) else "its process died"
+            self._replace(k, reason)
+            return None
+
+    def _replace(self, k: int, reason: str) -> None:
+        self._failures[k] += 1
+        if self._failures[k] > MAX_FAILURES:
+            raise EnvError(f"rollout actor {k} failed {MAX_FAILURES + 1} times in a row; last reason: {reason}")
+        log.warning("rollout actor %d is replaced: %s", k, reason)
+        self.connection.end(self._actors[k])
+        self.generations[k] += 1
+        self.replaced += 1
+        self._actors[k] = self._launch(k)
+        self._lost[self._rows(k)] = True
+        obs = self._answer(k, self._actors[k].reset.remote(None))
+        if obs is not None and self._obs is not None:  # else: a second failure has filled the rows already
+            _write(self._obs, self._rows(k), obs)
+
+    def reset(self, *, episode: int | None = None) -> Any:
+        answers = self._ask(lambda k, actor: actor.reset.remote(episode))
+        while any(obs is None for obs in answers):
+            answers = self._ask(lambda k, actor: actor.reset.remote(episode))
+        self._obs = _joined(answers)
+        self._lost[:] = False
+        return self._obs
+
+    def step(self, actions: Array) -> Step:
+        before, lost_before = self._obs, self._lost.copy()
+        refs = [actor.step.remote(actions[self._rows(k)].copy()) for k, actor in enumerate(self._actors)]
+        self._obs = _copy(before)
+        steps: list[Step | None] = [self._answer(k, ref) for k, ref in enumerate(refs)]
+        self._lost |= lost_before
+        valid, rewards = np.ones(self.num_envs, np.bool_), np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        final = _copy(before)
+        episodes: list[Episode] = []
+        for k, step in enumerate(steps):
+            if step is None:
+                continue
+            rows = self._rows(k)
+            _write(self._obs, rows, step.obs)
+            _write(final, rows, step.final_obs)
+            rewards[rows], terminated[rows], truncated[rows] = step.rewards, step.terminated, step.truncated
+            valid[rows] = step.valid
+            episodes += [e._replace(index=e.index + rows.start) for e in step.episodes]
+        if self._lost.any():
+            lost, self._lost = self._lost, np.zeros_like(self._lost)
+            valid &= ~lost
+            rewards[lost], terminated[lost], truncated[lost] = 0.0, False, True
+            copy_rows(before, final, lost)
+            episodes = [e for e in episodes if not lost[e.index]]
+        every = all(step is not None and step.all_continue for step in steps) and bool(valid.all())
+        return Step(self._obs, final, rewards, terminated, truncated, valid, episodes, every)
+
+    def restart(self, rows: Sequence[int]) -> bool:
+        own = [[i - k * self.each for i in rows if i // self.each == k] for k in range(len(self._actors))]
+        self._obs = _copy(self._obs)
+        for k, obs in enumerate(self._ask(lambda k, actor: actor.restart.remote(own[k]))):
+            if obs is not None:
+                _write(self._obs, self._rows(k), obs)
+        return True
+
+    def current_obs(self) -> Any:
+        return self._obs
+
+    def get_state(self) -> EnvState:
+        parts: list[Any] = [None]
+        while any(part is None for part in parts):
+            parts = self._ask(lambda k, actor: actor.get_state.remote())
+        whole = pack([sub for part in parts for sub in unpack(part, self.each)])
+        arrays = {name: array.copy() for name, array in whole.arrays.items()}  # Ray's arrays are read-only
+        return EnvState({**whole.meta, "generations": list(self.generations)}, arrays)
+
+    def set_state(self, state: EnvState) -> Restored:
+        subs = unpack(state, self.num_envs)
+        saved = state.meta.get("generations") or [0] * len(self._actors)
+        if len(saved) != len(self._actors):
+            raise UserError(f"the checkpoint has {len(saved)} rollout actors, but this run has {len(self._actors)}")
+        for k, generation in enumerate(saved):
+            if generation != self.generations[k]:  # its episodes belong to environments with other numbers
+                self.connection.end(self._actors[k])
+                self.generations[k] = int(generation)
+                self._actors[k] = self._launch(k)
+        answers = self._ask(lambda k, actor: actor.set_state.remote(pack(subs[self._rows(k)])))
+        if any(answer is None for answer in answers):
+            self.reset()
+            return "restarted"
+        self._obs = _joined([obs for _, obs in answers])
+        self._lost[:] = False
+        return "exact" if all(restored == "exact" for restored, _ in answers) else "restarted"
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _copy(obs: Any) -> Any:
+    return {name: array.copy() for name, array in obs.items()} if isinstance(obs, dict) else obs.copy()
+
+
+def _write(target: Any, rows: slice, part: Any) -> None:
+    """Write the rows that one actor has answered for."""
+    if isinstance(target, dict):
+        for name, array in part.items():
+            target[name][rows] = array
+    else:
+        target[rows] = part
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return np.concatenate(parts)

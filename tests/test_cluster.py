@@ -1,0 +1,385 @@
+"""Distributed training: what is exact, what is learned, what happens to bad input and to processes that die.
+
+Ray is started once for the whole file, as a cluster of three virtual nodes on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.cli.cluster import status
+from rl_training.cluster.actors import ladder, pack, unpack
+from rl_training.cluster.settings import ClusterSettings
+from rl_training.errors import UserError
+from rl_training.experiment.run.callbacks import Callback
+from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.trainer import Trainer
+from rl_training.experiment.studies.sweep import Sweep
+from rl_training.ops.tree import tree_items
+
+MB = 2**20
+SMALL = {"num_envs": 4, "eval_episodes": 1, "execution": "eager"}
+PPO = {"n_steps": 16, "n_epochs": 2, "batch_size": 32}
+DQN = {"learning_starts": 100, "batch_size": 16, "buffer_size": 2_000}
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below a process, from /proc."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _, rest = stat.read_text().rpartition(")")
+            parents[int(head.split()[0])] = int(rest.split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Three nodes with two CPUs each; tests may remove nodes and add others."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    head = {"num_cpus": 4, "object_store_memory": 100 * MB, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        cluster.add_node(num_cpus=2, object_store_memory=80 * MB)
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    yield cluster
+    started = descendants(os.getpid())
+    ray.shutdown()
+    cluster.shutdown()
+    for pid in started:  # the agents of virtual nodes outlive them
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def config(algo: str, steps: int, output: Path, cluster: Any = None, **fields: Any) -> TrainConfig:
+    options = {**SMALL, "output_dir": str(output), "cluster": cluster, **fields}
+    return TrainConfig(algo=algo, env_id="CartPole-v1", total_timesteps=steps, **options)
+
+
+class StopAt(Callback):
+    """Ends a run cleanly, with a checkpoint, after that many steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_collect_end(self, trainer: Trainer, result: Any) -> None:
+        if trainer.env_steps >= self.step:
+            trainer.request_stop("half-way")
+
+
+def trained(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.run()
+    return dict(tree_items(trainer.loop.learner.train))
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+# --- without Ray -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"actors": 0}, "cluster: actors = 0: should be greater than or equal to 1"),
+        ({"actrs": 2}, "cluster: unknown key 'actrs'. Did you mean 'actors'?"),
+        ({"learners": 3, "actors": 2}, "3 learners need at least as many actors"),
+        ({"learners": 2, "deterministic": True}, "learners > 1 needs inference: actor"),
+        ("local", "must be a mapping"),
+    ],
+)
+def test_a_wrong_section_is_one_sentence(section: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cluster") as caught:
+        config("ppo", 100, tmp_path, section)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "fields", "message"),
+    [
+        ("iql", "Pendulum-v1", {}, "iql cannot be distributed"),
+        ("dreamer", "CartPole-v1", {}, "the loop of dreamer cannot be distributed"),
+        ("ppo", "CartPole-v1", {"seeds": (0, 1)}, "a cluster trains one seed, not 2"),
+        ("ppo", "CartPole-v1", {"vectorization": "vector"}, "vectorization is auto, sync or async"),
+        ("ppo", "CartPole-v1", {"cluster": {"address": "127.0.0.1:1"}}, "no Ray cluster answers at 127.0.0.1:1"),
+        ("ppo", "CartPole-v1", {"cluster": {"address": "here"}}, "cluster address 'here' is not valid"),
+        ("ppo", "CartPole-v1", {"cluster": {"actors": 4, "learners": 2}, "execution": "compile"}, "in eager mode"),
+        ("ppo", "Nothing-v0", {}, "Nothing-v0"),
+    ],
+)
+def test_what_cannot_be_distributed_is_refused_before_anything_starts(
+    algo: str, env: str, fields: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda *a, **k: pytest.fail("Ray was started"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    options = {"cluster": {"actors": 2}, "output_dir": str(tmp_path), **fields}
+    with pytest.raises(UserError, match=message):
+        Trainer(TrainConfig(algo=algo, env_id=env, total_timesteps=1_000, **options), progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_training.cluster.connection.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'rl-training\[ray\]'"):
+        Trainer(config("ppo", 100, tmp_path, {"actors": 2}), progress=False)
+
+
+def test_environments_are_shared_out_among_the_actors() -> None:
+    assert ClusterSettings(actors=4).envs_each(16) == 4
+    assert ClusterSettings(actors=4).envs_each(2) == 1
+    chosen = TrainConfig(
+        algo="impala", env_id="CartPole-v1", total_timesteps=10, cluster={"actors": 3, "envs_per_actor": 5}
+    ).resolved()
+    assert chosen.num_envs == 15
+    assert (chosen.algo_kwargs["policy_lag"], chosen.algo_kwargs["store_log_probs"]) == (0, True)
+    assert TrainConfig(**chosen.to_dict()) == chosen
+
+
+def test_an_unroll_sends_each_observation_once() -> None:
+    g, envs, length = np.random.default_rng(0), 3, 32
+    ends = g.random(envs * length) < 0.2
+    obs = g.normal(size=(envs, length + 1, 4)).astype(np.float32)
+    following = obs[:, 1:].reshape(-1, 4).copy()
+    following[ends] = g.normal(size=(int(ends.sum()), 4))
+    columns = {
+        "obs": obs[:, :-1].reshape(-1, 4), "next_obs": following, "terminated": ends, "truncated": np.zeros_like(ends),
+        "valid": g.random(envs * length) < 0.9,
+    }  # fmt: skip
+    sent = pack(columns, length)
+    assert len(sent["next_obs"]) < len(columns["next_obs"]) / 2
+    received = unpack(sent, length)
+    assert all(np.array_equal(received[name], columns[name]) for name in columns)
+
+
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_the_actors_share_one_ladder_of_exploration_rates(each: int) -> None:
+    """Eq. 1 of Horgan et al.: epsilon_i = 0.4^(1 + 7 i / (N - 1)), over the environments of all actors."""
+    settings = {"exploration_initial_eps": 0.4, "exploration_final_eps": 0.4, "exploration_ladder": 7.0}
+    rates: list[float] = []
+    for actor in range(8 // each):
+        own = {**settings, **ladder(settings, actor * each, each, 8)}
+        slope, base = own["exploration_ladder"], own["exploration_final_eps"]
+        rates += [base ** (1.0 + slope * i / max(1, each - 1)) for i in range(each)]
+    np.testing.assert_allclose(rates, [0.4 ** (1.0 + 7.0 * i / 7.0) for i in range(8)])
+
+
+# --- with Ray --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "settings", "steps"), [("ppo", PPO, 192), ("dqn", DQN, 240)])
+def test_a_deterministic_run_equals_one_process_and_resumes_exactly(
+    nodes: Any, algo: str, settings: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    cluster = {"actors": 2, "deterministic": True}
+    alone = trained(Trainer(config(algo, steps, tmp_path / "a", algo_kwargs=settings), progress=False))
+    distributed = config(algo, steps, tmp_path / "b", cluster, algo_kwargs=settings)
+    half = Trainer(distributed, callbacks=[StopAt(steps // 2)], progress=False, check_every=1)
+    half.run()
+    resumed = Trainer.resume(half.run_dir, progress=False)
+    assert resumed.env_restored == "exact"
+    assert resumed.loop.env_steps < steps
+    assert_equal(trained(resumed), alone)
+
+
+@pytest.mark.slow
+def test_impala_learns_from_unrolls_that_lag(nodes: Any, tmp_path: Path) -> None:
+    settings = {"n_steps": 16, "learning_rate": 5e-3, "optimizer": "adam"}
+    trainer = Trainer(config("impala", 12_000, tmp_path, {"actors": 2}, algo_kwargs=settings), progress=False)
+    result = trainer.run()
+    assert trainer.loop.gradient_steps == trainer.loop.env_steps // 64  # each unroll is used once
+    assert result.metrics["cluster/staleness_max"] > 0
+    assert result.metrics["rollout/ep_rew_mean"] > 45  # a random policy gets 22
+
+
+@pytest.mark.slow
+def test_replay_shards_hold_everything_and_take_priorities(nodes: Any, tmp_path: Path) -> None:
+    cluster = {"actors": 2, "replay_shards": 2}
+    trainer = Trainer(config("apex_dqn", 600, tmp_path, cluster, algo_kwargs=DQN), progress=False)
+    shards = trainer.loop.shards  # type: ignore[attr-defined]
+    seen: dict[str, Any] = {}
+    save = trainer.loop.tensors
+
+    def tensors() -> Any:
+        seen.update(save())
+        return seen
+
+    trainer.loop.tensors = tensors  # type: ignore[method-assign]
+    trainer.run()
+    loop = trainer.loop
+    due = loop.env_steps // 4 - 24  # one update for every step of the four environments, from step 100 on
+    assert due - 10 <= loop.gradient_steps <= due  # a shard that is still empty may cost the first ones
+    counts = sum(int(x.sum()) for name, x in seen["replay"].items() if name.endswith("index.count"))
+    assert counts == sum(shards.stored) == loop.env_steps
+    priority = torch.cat([seen["replay"][f"shard{k}.index.priority"].flatten() for k in range(2)])
+    assert len(priority[priority > 0].unique()) > 20  # new rows all have the highest one
+    resumed = Trainer.resume(trainer.run_dir, total_timesteps=800, progress=False)
+    assert resumed.loop.shards.metrics()["cluster/replay_size"] == loop.env_steps  # type: ignore[attr-defined]
+    resumed.run()
+    assert resumed.loop.env_steps >= 800
+    assert resumed.loop.gradient_steps > loop.gradient_steps
+
+
+@pytest.mark.slow
+def test_two_learners_equal_one_with_the_doubled_batch(nodes: Any, tmp_path: Path) -> None:
+    settings = {"n_steps": 8, "max_grad_norm": 0.5}
+    one, two = (
+        trained(Trainer(config("a2c", 320, tmp_path, cluster, algo_kwargs=settings), progress=False))
+        for cluster in ({"actors": 2}, {"actors": 2, "learners": 2})
+    )
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-6)
+
+
+class Kill(Callback):
+    """Does something to the processes of a run when it reaches a step."""
+
+    def __init__(self, events: dict[int, Callable[[Any], None]]) -> None:
+        self.events = events
+
+    def on_collect_end(self, trainer: Trainer, result: Any) -> None:
+        for step in [step for step in self.events if step <= trainer.env_steps]:
+            self.events.pop(step)(trainer.loop)
+
+
+@pytest.mark.slow
+def test_killed_actors_and_shards_are_replaced_and_their_loss_is_reported(nodes: Any, tmp_path: Path) -> None:
+    import ray
+
+    kill = Kill({
+        200: lambda loop: ray.kill(loop.fleet._actors[0]),
+        400: lambda loop: ray.kill(loop.shards.handles[int(np.argmax(loop.shards.stored))]),
+        500: lambda loop: ray.kill(loop.fleet._actors[1]),
+    })  # fmt: skip
+    cluster = {"actors": 2, "replay_shards": 2}
+    chosen = config("apex_dqn", 1_000, tmp_path, cluster, algo_kwargs=DQN)
+    trainer = Trainer(chosen, callbacks=[kill], progress=False, check_every=20)
+    result = trainer.run()
+    assert not kill.events
+    assert result.status == "completed"
+    assert result.metrics["cluster/actors_replaced"] == 2
+    assert result.metrics["cluster/shards_replaced"] == 1
+    assert 80 <= result.metrics["cluster/lost_steps"] <= 240  # at most three unrolls of 40 steps for each actor
+    assert result.metrics["cluster/lost_transitions"] > 0
+    loop: Any = trainer.loop
+    assert loop.gradient_steps <= loop.env_steps // 4 - 24  # nothing is learned more often than configured
+    held = sum(loop.shards.stored) + result.metrics["cluster/lost_transitions"]
+    assert held == loop.env_steps
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_a_learner_and_without_a_node(nodes: Any, tmp_path: Path) -> None:
+    import ray
+
+    def lose_node(loop: Any) -> None:
+        nodes.remove_node(next(node for node in nodes.worker_nodes), allow_graceful=False)
+        nodes.add_node(num_cpus=2, object_store_memory=80 * MB)
+
+    kill = Kill({256: lambda loop: ray.kill(loop.peers.handles[0]), 512: lose_node})
+    cluster = {"actors": 4, "learners": 2, "timeout": 20.0}
+    settings = {"n_steps": 16, "learning_rate": 1e-3}
+    chosen = config("a2c", 1_280, tmp_path, cluster, algo_kwargs=settings)
+    trainer = Trainer(chosen, callbacks=[kill], progress=False, check_every=64)
+    result = trainer.run()
+    assert not kill.events
+    assert result.status == "completed"
+    assert result.metrics["cluster/learners_replaced"] >= 1
+    loop: Any = trainer.loop
+    assert loop.gradient_steps >= loop.env_steps // 64 - 4  # each loss costs one rollout
+
+
+@pytest.mark.slow
+def test_killed_environments_begin_new_episodes(nodes: Any, tmp_path: Path) -> None:
+    import ray
+
+    kill = Kill({100: lambda loop: ray.kill(loop.envs._actors[1])})
+    chosen = config("dqn", 300, tmp_path, {"actors": 2, "inference": "learner"}, algo_kwargs=DQN)
+    trainer = Trainer(chosen, callbacks=[kill], progress=False, check_every=4)
+    result = trainer.run()
+    assert (result.status, trainer.envs.replaced) == ("completed", 1)  # type: ignore[attr-defined]
+    assert trainer.loop.env_steps in (300, 302)  # the two rows of one lost step are not counted
+
+
+def wait_for(condition: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true after {seconds:g} s"
+        time.sleep(0.2)
+    return value
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_killed_driver_leaves_no_process_behind_and_its_run_resumes(nodes: Any, tmp_path: Path) -> None:
+    settings = [f"{key}={value}" for key, value in {**DQN, "cluster.actors": 1, "checkpoint_interval": 200}.items()]
+    command = [sys.executable, "-m", "rl_training", "train", "-a", "apex_dqn", "-e", "CartPole-v1", "-n", "1000000"]
+    options = [
+        "--cluster",
+        "local",
+        "--execution",
+        "eager",
+        "-o",
+        str(tmp_path),
+        *(part for pair in settings for part in ("--set", pair)),
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    driver = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: list(tmp_path.glob("*/checkpoints/step_????????????/manifest.json")), 240)
+        started = descendants(driver.pid)
+        assert len(started) > 3
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 120)
+    (run,) = tmp_path.iterdir()
+    resumed = Trainer.resume(run, progress=False)
+    before: Any = resumed.loop.env_steps
+    assert before >= 200
+    resumed.callbacks = [StopAt(before + 200)]
+    assert resumed.run().status == "stopped"
+    assert resumed.loop.env_steps >= before + 200
+
+
+@pytest.mark.slow
+def test_a_sweep_on_the_cluster_equals_a_local_one(nodes: Any, tmp_path: Path) -> None:
+    configs = [config("ppo", 256, tmp_path, algo_kwargs=PPO, seed=seed) for seed in (0, 1)]
+    local, remote = Sweep(tmp_path / "local", configs), Sweep(tmp_path / "remote", configs)
+    tables = [local.run(1)["trials"], remote.run(2, cluster="auto")["trials"]]
+    for a, b in zip(*tables):
+        assert (a["status"], a["env_steps"], a["mean_return"]) == (b["status"], b["env_steps"], b["mean_return"])
+        assert a["status"] == "done"
+
+
+@pytest.mark.slow
+def test_status_shows_the_last_state_of_a_run(nodes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"n_steps": 16, "learning_rate": 1e-3}
+    result = Trainer(config("a3c", 1_000, tmp_path, {"actors": 2}, algo_kwargs=settings), progress=False).run()
+    assert result.summary["gradient_steps"] == result.summary["env_steps"] // 32  # one for each unroll of an actor
+    status(str(result.run_dir))
+    shown = capsys.readouterr().out
+    assert "completed, step 1,0" in shown
+    assert "actor 1" in shown
+    with pytest.raises(UserError, match="is not a run directory"):
+        status(str(tmp_path))
