@@ -1,8 +1,8 @@
 """A process that imports everything once and forks a worker for each job, so that no trial waits for `import torch`.
 
-Jobs are JSON lines on standard input: `{"id", "target": "module:function", "arguments", "log", "threads"}`. When a
-worker ends, the line `{"id", "code"}` is written to standard output. When the input ends, because the parent is done or
-dead, the workers are told to save and end.
+Jobs are JSON lines on standard input: `{"id", "target": "module:function", "arguments", "log", "threads", "allow"}`.
+When a worker ends, the line `{"id", "code"}` is written to standard output. When the input ends, because the parent is
+done or dead, the workers are told to save and end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 import threading
 import traceback
 from typing import Any
+
+from rl_training.imports import allow_import
 
 
 def main() -> None:
@@ -83,6 +85,8 @@ def _work(job: dict[str, Any], life: int) -> None:
             import torch
 
             torch.set_num_threads(job["threads"])
+        for name in job["allow"]:
+            allow_import(name)
         module, _, name = job["target"].partition(":")
         getattr(importlib.import_module(module), name)(*job["arguments"])
         status = 0

@@ -74,22 +74,30 @@ def apply(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         old = config.algo_kwargs.get(name)
         schedule = isinstance(old, dict) and "start" in old and isinstance(value, int | float)
         changes[name] = {**old, "start": value} if schedule else value  # type: ignore[dict-item]
-    return TrainConfig(**{**config.to_dict(), "algo_kwargs": merge(config.algo_kwargs, changes)})
+    return TrainConfig.from_file({**config.to_dict(), "algo_kwargs": merge(config.algo_kwargs, changes)})
+
+
+def own_values(config: TrainConfig, space: Space) -> dict[str, Any]:
+    """The config's own values of the tuned settings."""
+    current = config.resolved().algo_kwargs
+    return {name: _start(current[name]) for name in space}
 
 
 def base_values(config: TrainConfig, space: Space) -> dict[str, Any]:
-    """The config's own values, as far as they are in the space: the first trial, so that tuning never does worse."""
-    current, out = config.resolved().algo_kwargs, {}
-    for name, spec in space.items():
-        value = current[name]
-        if isinstance(value, dict) and "start" in value:
-            value = value["start"]
+    """The point of the space that is nearest to the config's own values, for the search to learn from."""
+    out = {}
+    for name, value in own_values(config, space).items():
+        spec = space[name]
         if "choices" in spec:
-            if value in spec["choices"]:
-                out[name] = as_choice(value)
-        elif isinstance(value, int | float) and spec["low"] <= value <= spec["high"]:
-            out[name] = value
+            out[name] = as_choice(value if value in spec["choices"] else spec["choices"][0])
+        else:
+            number = value if isinstance(value, int | float) else spec["low"]
+            out[name] = min(max(number, spec["low"]), spec["high"])
     return out
+
+
+def _start(value: Any) -> Any:
+    return value["start"] if isinstance(value, dict) and "start" in value else value
 
 
 def as_choice(value: Any) -> Any:

@@ -67,11 +67,12 @@ class Sweep:
     def run(
         self, workers: int = 1, *, retries: int = RETRIES, retry_failed: bool = False,
         on_event: Callable[[Event], None] = lambda event: None,
-        target: str = "rl_training.experiment.studies.sweep:work",
+        target: str = "rl_training.experiment.studies.sweep:work", cluster: str | None = None, gpus: float = 0.0,
     ) -> dict[str, Any]:  # fmt: skip
         """Run every trial that is not complete and return the table of results. Calling it again continues the sweep.
 
-        `target(directory, config, env)` runs a trial in its worker; tests use it to inject failures.
+        `target(directory, config, env)` runs a trial in its worker; tests use it to inject failures. `cluster`: the
+        workers are tasks of that Ray cluster, with `gpus` each.
         """
         if workers < 1:
             raise UserError(f"workers = {workers}: a sweep needs at least one")
@@ -80,7 +81,8 @@ class Sweep:
             if retry_failed:
                 for trial in self.trials:
                     forget_failure(trial.directory)
-            Pool(target, workers, retries=retries, on_event=on_event).run(self._jobs())
+            pool = Pool(target, workers, retries=retries, on_event=on_event, cluster=cluster, gpus=gpus)
+            pool.run(self._jobs())
             table = self.results()
             atomic_write_json(self.directory / RESULTS, table)
             return table
@@ -108,7 +110,7 @@ class Sweep:
             old, new = saved["trials"], json.loads(json.dumps(self.plan))["trials"]
             if saved["format"] != FORMAT or saved["schema"] != 1:
                 raise ValueError("it has another format or version")
-            difference = _difference(old, new)
+            difference = first_difference(old, new)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} cannot be read as a sweep: {error}") from None
         if difference:
@@ -121,7 +123,8 @@ class Sweep:
         """A table with one row for each trial, read from the disk."""
         rows = [self._row(trial, trial_state(trial.directory)) for trial in self.trials]
         count = {name: sum(row["status"] == name for row in rows) for name in ("done", "failed", "started", "new")}
-        return {"directory": str(self.directory), "total": len(rows), **count, "trials": rows}
+        ranking = rank(rows)
+        return {"directory": str(self.directory), "total": len(rows), **count, "trials": rows, "ranking": ranking}
 
     def _row(self, trial: Trial, state: TrialState) -> dict[str, Any]:
         summary = summary_of(state)
@@ -139,9 +142,28 @@ class Sweep:
         }
 
 
+def rank(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The combinations of a sweep by mean return over their seeds, best first within each environment."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["mean_return"] is not None:
+            groups.setdefault((row["env_id"], row["algo"], json.dumps(row["settings"])), []).append(row)
+    table = [
+        {
+            "env_id": env_id, "algo": algo, "settings": found[0]["settings"],
+            "mean_return": sum(row["mean_return"] for row in found) / len(found),
+            "seeds": sum(len(row["seeds"]) for row in found),
+            "lowest": min(row["mean_return"] for row in found), "highest": max(row["mean_return"] for row in found),
+            "trials": [row["name"] for row in found],
+        }
+        for (env_id, algo, _), found in groups.items()
+    ]  # fmt: skip
+    return sorted(table, key=lambda row: (row["env_id"], -row["mean_return"]))
+
+
 def work(directory: str, config: dict[str, Any], env: str) -> None:
     """Run a trial in a worker."""
-    run_trial(Path(directory), TrainConfig(**config), env=env)
+    run_trial(Path(directory), TrainConfig.from_file(config), env=env)
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
@@ -149,7 +171,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if key != "output_dir"}
 
 
-def _difference(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
+def first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
     """A description of the first difference between two lists of trials; empty if they are equal."""
     for a, b in itertools.zip_longest(old, new):
         if a is None or b is None:

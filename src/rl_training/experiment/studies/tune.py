@@ -27,11 +27,20 @@ from rl_training.experiment.run.atomic import (
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.studies.pool import RETRIES, Event, Job, Pool
-from rl_training.experiment.studies.search_space import Space, apply, as_choice, base_values, from_choice, load_space
+from rl_training.experiment.studies.search_space import (
+    Space,
+    apply,
+    as_choice,
+    base_values,
+    from_choice,
+    load_space,
+    own_values,
+)
 from rl_training.experiment.studies.sweep import identity
 from rl_training.experiment.studies.trials import TrialState, run_trial, summary_of, trial_state
 
 PLAN, STORAGE, BEST, NAME = "study.json", "study.db", "best.yaml", "tune"
+GIVEN = "given"  # mark of the trial that runs the configuration as it is
 PRUNED = "pruned: worse than the median of the trials so far"
 _STARTUP = 5  # trials that are drawn at random and never pruned
 
@@ -63,25 +72,28 @@ class Tuning:
         shared = sorted(set(self.seeds) & set(self.final_seeds))
         if shared:
             raise UserError(f"seed {shared[0]} is used for tuning and for the final score, which needs unseen seeds")
-        if self.config.eval_interval == 0:  # evaluations decide whether a trial is ended early
+        if not self.config.eval_interval:  # evaluations decide whether a trial is ended early
             interval = max(1, self.config.total_timesteps // 10)
             self.config = self.config.model_copy(update={"eval_interval": interval})
 
-    def run(self, workers: int = 1, *, retries: int = RETRIES) -> dict[str, Any]:
+    def run(self, workers: int = 1, *, retries: int = RETRIES, cluster: str | None = None) -> dict[str, Any]:
         """Complete the study and return its report. Calling it again continues the study, also with more trials."""
         optuna()
         with exclusive_directory(self.directory, "the study"):
             self._open()
             study = self._study()
             if not study.get_trials(deepcopy=False):
-                study.enqueue_trial(base_values(self.config, self.space), skip_if_exists=True)
+                # The first trial runs the config as it is, also where its values are outside the space.
+                study.enqueue_trial(base_values(self.config, self.space), user_attrs={GIVEN: True}, skip_if_exists=True)
 
             def on_event(event: Event) -> None:
                 if event.kind in ("done", "failed"):
                     tell(study, int(event.job.name.removeprefix("trial_")), event.state)
                 self.on_event(event)
 
-            pool = Pool(f"{__name__}:work", workers, retries=retries, on_event=on_event, preload=["optuna"])
+            pool = Pool(
+                f"{__name__}:work", workers, retries=retries, on_event=on_event, preload=["optuna"], cluster=cluster
+            )
             pool.run(self._jobs(study, workers))
             self._finish(study, retries)
             return report(self.directory)
@@ -95,7 +107,7 @@ class Tuning:
         states = library.trial.TrialState
         for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if set(trial.params) == set(self.space):
-                yield self._job(trial.number, trial.params)
+                yield self._job(trial)
             else:  # the process was killed while drawing its values
                 study.tell(trial.number, state=states.FAIL)
         while len([t for t in study.get_trials(deepcopy=False) if t.state != states.WAITING]) < self.trials:
@@ -105,8 +117,7 @@ class Tuning:
                 seed=(self.sampler_seed * 1_000_003 + number) % 2**32, n_startup_trials=_STARTUP,
                 constant_liar=workers > 1,
             )  # fmt: skip
-            trial = study.ask(self._distributions())
-            yield self._job(trial.number, trial.params)
+            yield self._job(study.ask(self._distributions()))
 
     def _distributions(self) -> dict[str, Any]:
         kinds = optuna().distributions
@@ -120,11 +131,15 @@ class Tuning:
 
         return {name: one(spec) for name, spec in self.space.items()}
 
-    def values(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {name: from_choice(self.space[name], value) for name, value in params.items() if name in self.space}
+    def config_of(self, trial: Any) -> TrainConfig:
+        """The config that a trial runs."""
+        if trial.user_attrs.get(GIVEN):
+            return self.config
+        values = {k: from_choice(self.space[k], value) for k, value in trial.params.items() if k in self.space}
+        return apply(self.config, values)
 
-    def _job(self, number: int, params: dict[str, Any]) -> Job:
-        config = apply(self.config, self.values(params)).model_copy(update={"seeds": self.seeds})
+    def _job(self, trial: Any) -> Job:
+        config, number = self.config_of(trial).model_copy(update={"seeds": self.seeds}), trial.number
         name = f"trial_{number:04d}"
         directory = self.directory / "trials" / name
         arguments = (str(directory), config.to_dict(), config.env_id, str(self.directory), number)
@@ -135,7 +150,7 @@ class Tuning:
         best = best_trial(study)
         if best is None:
             raise UserError(f"no trial of the study in {self.directory} was completed; its report shows why")
-        config = apply(self.config, self.values(best.params))
+        config = self.config_of(best)
         kept = config.model_dump(mode="json", exclude_defaults=True)
         for name in ("seed", "seeds", "output_dir", "device", "execution", "tags"):
             kept.pop(name, None)
@@ -225,7 +240,7 @@ def work(directory: str, config: dict[str, Any], env: str, study_directory: str,
     """Run a trial in a worker. Evaluations reported before an interruption are in the study and not repeated."""
     library, study = optuna(), open_study(Path(study_directory))
     trial = library.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
-    run_trial(Path(directory), TrainConfig(**config), env=env, callbacks=[Prune(trial)])
+    run_trial(Path(directory), TrainConfig.from_file(config), env=env, callbacks=[Prune(trial)])
 
 
 def tell(study: Any, number: int, state: TrialState) -> None:
@@ -262,6 +277,8 @@ def report(directory: str | Path) -> dict[str, Any]:
     for trial in study.get_trials(deepcopy=False):
         state = trial_state(directory / "trials" / f"trial_{trial.number:04d}")
         params = {k: from_choice(plan["space"][k], v) if k in plan["space"] else v for k, v in trial.params.items()}
+        if trial.user_attrs.get(GIVEN):
+            params = own_values(TrainConfig.from_file(plan["config"]), plan["space"])
         rows.append({
             "number": trial.number, "state": trial.state.name.lower(), "params": params, "error": state.error,
             "mean_return": trial.value if trial.state.name == "COMPLETE" else None,
