@@ -95,18 +95,22 @@ class Browser:
 
     def open(self, path: Path, width: int, height: int, dark: bool) -> None:
         """Load a file at a size, and wait until its script has run to the end."""
+        self.show(path.as_uri(), width, height, dark)
+        for _ in range(200):
+            if self.value("document.readyState === 'complete' && document.documentElement.dataset.ready") == "yes":
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"{path} was not ready after ten seconds: {self.events}")
+
+    def show(self, url: str, width: int, height: int, dark: bool) -> None:
+        """Go to an address at a size."""
         self.events.clear()
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.send("Page.navigate", url=path.as_uri())
-        for _ in range(200):
-            if self.value("document.readyState === 'complete' && document.documentElement.dataset.ready") == "yes":
-                return
-            time.sleep(0.05)
-        raise TimeoutError(f"{path} was not ready after ten seconds: {self.events}")
+        self.send("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)

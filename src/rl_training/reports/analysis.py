@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rl_training.envs.score_bounds import score_bounds
 from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment.run import stats
 from rl_training.experiment.run.stats import Array
@@ -58,8 +59,10 @@ def report(
         "metric": metric,
         "at": at,
         "level": stats.LEVEL,
-        "environments": [_environment(env, [g for g in groups if g.env_id == env], table.get(env)) for env in envs],
-        "overall": _overall(groups, envs, table) if normalize and len(envs) > 1 else None,
+        "environments": [
+            _environment(env, [g for g in groups if g.env_id == env], table.get(env), metric) for env in envs
+        ],
+        "overall": _overall(groups, envs, table, metric) if normalize and len(envs) > 1 else None,
     }
 
 
@@ -89,12 +92,13 @@ def compare(
         [_scaled(side[env].scores, table[env]) if normalize else side[env].scores for env in envs] for side in sides
     ]
     function = stats.STATISTICS[statistic]
-    value, low, high = stats.difference(strata[0], strata[1], function)
+    limits = _limits(envs, metric, table if normalize else None)
+    value, low, high = stats.difference(strata[0], strata[1], function, bounds=limits)
     verdict = "worse" if high < -tolerance else "better" if low > tolerance else "not significantly different"
     return {
         "metric": metric, "statistic": statistic, "normalized": normalize, "tolerance": tolerance, "at": at,
         "environments": envs,
-        "a": _brief(sides[0], strata[0], function), "b": _brief(sides[1], strata[1], function),
+        "a": _brief(sides[0], strata[0], function, limits), "b": _brief(sides[1], strata[1], function, limits),
         "difference": {"value": float(value), "ci95": [float(low), float(high)]},
         "improvement": _improvement(strata[0], strata[1]),
         "verdict": verdict,
@@ -110,7 +114,9 @@ def _side(label: str, path: Any, metric: str, at: int | None, partial: bool, war
     return side
 
 
-def _brief(side: Mapping[str, Group], strata: Sequence[Array], function: stats.Statistic) -> dict[str, Any]:
+def _brief(
+    side: Mapping[str, Group], strata: Sequence[Array], function: stats.Statistic, limits: stats.Bounds
+) -> dict[str, Any]:
     groups = list(side.values())
     return {
         "name": groups[0].name,
@@ -118,8 +124,18 @@ def _brief(side: Mapping[str, Group], strata: Sequence[Array], function: stats.S
         "seeds": {group.env_id: group.seeds for group in groups},
         "steps": {group.env_id: group.steps for group in groups},
         "value": float(function(np.concatenate(strata), axis=-1)),
-        "ci95": _interval(strata, function),
+        "ci95": _interval(strata, function, limits),
     }
+
+
+def _limits(envs: Sequence[str], metric: str, table: Bounds | None) -> stats.Bounds:
+    """Bounds of the metric in all of these environments, where they are known; normalised if `table` is given."""
+    if not metric.endswith(("mean_reward", "ep_rew_mean")):
+        return stats.UNBOUNDED
+    rows = [np.array(score_bounds(env)) for env in envs]
+    if table is not None:
+        rows = [_scaled(row, table[env]) for env, row in zip(envs, rows)]
+    return min(float(low) for low, _ in rows), max(float(high) for _, high in rows)
 
 
 def _check_bounds(envs: Sequence[str], table: Bounds) -> None:
@@ -137,8 +153,11 @@ def _scaled(scores: Array, bounds: tuple[float, float]) -> Array:
 # --- one environment --------------------------------------------------------------------------------------------------
 
 
-def _environment(env_id: str, groups: Sequence[Group], bounds: tuple[float, float] | None) -> dict[str, Any]:
-    rows = [_group(group, bounds) for group in groups]
+def _environment(
+    env_id: str, groups: Sequence[Group], bounds: tuple[float, float] | None, metric: str
+) -> dict[str, Any]:
+    limits = _limits([env_id], metric, None)
+    rows = [_group(group, bounds, limits) for group in groups]
     rows.sort(key=lambda row: -row["iqm"]["value"])
     by_name = {group.name: [group.scores] for group in groups}
     everything = np.concatenate([group.scores for group in groups])
@@ -154,7 +173,7 @@ def _environment(env_id: str, groups: Sequence[Group], bounds: tuple[float, floa
     }
 
 
-def _group(group: Group, bounds: tuple[float, float] | None) -> dict[str, Any]:
+def _group(group: Group, bounds: tuple[float, float] | None, limits: stats.Bounds) -> dict[str, Any]:
     scores = group.scores
     return {
         "name": group.name,
@@ -163,33 +182,35 @@ def _group(group: Group, bounds: tuple[float, float] | None) -> dict[str, Any]:
         "steps": group.steps,
         "wall_time_s": round(group.seconds, 3),
         "scores": [{"seed": seed, "value": float(value)} for seed, value in zip(group.seeds, scores)],
-        **_statistics([scores], None if bounds is None else [_scaled(scores, bounds)]),
-        "curve": {"metric": group.curve_metric, **_curve(list(group.curves.values()), "steps")},
-        "clock": {"metric": group.curve_metric, **_curve(list(group.curves.values()), "seconds")},
+        **_statistics([scores], None if bounds is None else [_scaled(scores, bounds)], limits),
+        "curve": {"metric": group.curve_metric, **_curve(list(group.curves.values()), "steps", limits)},
+        "clock": {"metric": group.curve_metric, **_curve(list(group.curves.values()), "seconds", limits)},
     }
 
 
-def _statistics(strata: Sequence[Array], normalised: Sequence[Array] | None) -> dict[str, Any]:
+def _statistics(strata: Sequence[Array], normalised: Sequence[Array] | None, limits: stats.Bounds) -> dict[str, Any]:
     """Each statistic with its interval; the optimality gap only for normalised scores."""
     out: dict[str, Any] = {}
     for name, function in stats.STATISTICS.items():
         values = normalised if name == "optimality_gap" else strata
         out[name] = None if values is None else {
-            "value": float(function(np.concatenate(values), axis=-1)), "ci95": _interval(values, function),
+            "value": float(function(np.concatenate(values), axis=-1)),
+            "ci95": _interval(values, function, (0.0, np.inf) if name == "optimality_gap" else limits),
         }  # fmt: skip
     return out
 
 
-def _interval(strata: Sequence[Array], function: stats.Statistic) -> list[float] | None:
+def _interval(strata: Sequence[Array], function: stats.Statistic, limits: stats.Bounds) -> list[float] | None:
     """None for a single seed, which says nothing about other seeds."""
     if min(len(scores) for scores in strata) < 2:
         return None
-    low, high = stats.interval(strata, function)
+    low, high = stats.interval(strata, function, bounds=limits)
     return [float(low), float(high)]
 
 
-def _curve(series: Sequence[Series], axis: str) -> dict[str, Any]:
+def _curve(series: Sequence[Series], axis: str, limits: stats.Bounds) -> dict[str, Any]:
     """IQM over the seeds with its interval, where all seeds have values; at the logged points if all seeds share them.
+    Few seeds have no interval: they are shown themselves.
 
     On the time axis a seed that has ended keeps its last value, because seeds may take different times.
     """
@@ -199,7 +220,8 @@ def _curve(series: Sequence[Series], axis: str) -> dict[str, Any]:
     shared = all(len(p) == len(places[0]) and np.array_equal(p, places[0]) for p in places)
     grid = places[0] if shared and len(places[0]) <= 5 * _POINTS else np.linspace(first, max(first, last), _POINTS)
     values = np.stack([np.interp(grid, place, one.values) for place, one in zip(places, series)], axis=-1)  # [T, n]
-    low, high = stats.interval([values], resamples=1000) if len(series) > 1 else (None, None)
+    enough = len(series) >= stats.FEW
+    low, high = stats.interval([values], resamples=1000, bounds=limits) if enough else (None, None)
     return {
         axis: grid.tolist(),
         "iqm": stats.iqm(values, axis=-1).tolist(),
@@ -237,14 +259,15 @@ def _pairs(names: Sequence[str], strata: Mapping[str, Sequence[Array]]) -> list[
 # --- all environments together ----------------------------------------------------------------------------------------
 
 
-def _overall(groups: Sequence[Group], envs: Sequence[str], table: Bounds) -> dict[str, Any]:
+def _overall(groups: Sequence[Group], envs: Sequence[str], table: Bounds, metric: str) -> dict[str, Any]:
     """Normalised scores over all environments, for the groups that have runs on each of them."""
+    limits = _limits(envs, metric, table)
     found: dict[str, dict[str, Array]] = {}
     for group in groups:
         found.setdefault(group.name, {})[group.env_id] = _scaled(group.scores, table[group.env_id])
     complete = {name: [by_env[env] for env in envs] for name, by_env in found.items() if len(by_env) == len(envs)}
     rows = [
-        {"name": name, "seeds": [len(scores) for scores in strata], **_statistics(strata, strata)}
+        {"name": name, "seeds": [len(scores) for scores in strata], **_statistics(strata, strata, limits)}
         for name, strata in complete.items()
     ]
     rows.sort(key=lambda row: -row["iqm"]["value"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_training.envs.video import VideoFile, can_write_video
 from rl_training.experiment.run.atomic import atomic_write_bytes, atomic_write_text
 from rl_training.experiment.tools.dream import Course, OpenLoop
 from rl_training.reports import svg
@@ -117,7 +118,7 @@ def training_curves(course: Course, path: Path) -> None:
 
 
 def write_dreams(loop: OpenLoop, folder: Path, episodes: Sequence[int], fps: int = 8) -> list[Path]:
-    """Write all pictures of some episodes and return their paths. Videos need moviepy."""
+    """Write all pictures of some episodes and return their paths. Videos need the `video` extra."""
     written = []
 
     def put(name: str, data: bytes) -> None:
@@ -131,16 +132,10 @@ def write_dreams(loop: OpenLoop, folder: Path, episodes: Sequence[int], fps: int
                 put(f"{part}_{episode}.png", png(strip(loop, part, episode)))
             else:
                 put(f"{part}_{episode}.svg", curves(loop, part, episode).encode())
-        if image and importlib.util.find_spec("moviepy") is not None:
-            written.append(_write_video(list(frames(loop, part, episodes)), folder / f"{part}.mp4", fps))
+        if image and can_write_video():
+            with closing(VideoFile(folder / f"{part}.mp4", fps)) as video:
+                for picture in frames(loop, part, episodes):
+                    video.append(picture)
+            written.append(video.path)
     put("error.svg", error_curves(loop).encode())
     return written
-
-
-def _write_video(images: list[Image], path: Path, fps: int) -> Path:
-    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    clip = ImageSequenceClip(images, fps=fps)
-    clip.write_videofile(str(path), codec="libx264", audio=False, logger=None)
-    clip.close()
-    return path

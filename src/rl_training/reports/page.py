@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from rl_training.experiment.run import stats
 from rl_training.reports import svg, text
 from rl_training.reports.runs import METRIC, TRAINING
 
@@ -91,9 +92,15 @@ def _plots(section: Mapping[str, Any], data: Mapping[str, Any], colours: Mapping
     if "env_id" in section:
         figures.append(_curves(groups, order, "curve", "steps", "steps", "Sample efficiency"))
         figures.append(_curves(groups, order, "clock", "seconds", "seconds", "Wall-clock time"))
-        rows = [(g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
+        rows = [(g["name"], [s["value"] for s in g["scores"]], g["iqm"]["value"], _ends(g)) for g in groups]
         body = svg.strips(rows, order, score, f"Final scores on {section['env_id']}")
-        figures.append(_figure("Scores", "one dot per seed; the large dot is the IQM with its 95 % interval", body))
+        figures.append(
+            _figure(
+                "Scores",
+                f"one dot per seed; the large dot is the IQM, with its 95 % interval from {stats.FEW} seeds on",
+                body,
+            )
+        )
     else:
         rows = [(g["name"], [], g["iqm"]["value"], g["iqm"]["ci95"]) for g in groups]
         body = svg.strips(rows, order, "IQM of normalised scores", "IQM over all environments")
@@ -102,19 +109,28 @@ def _plots(section: Mapping[str, Any], data: Mapping[str, Any], colours: Mapping
     return f"<div class='plots'>{''.join(figures)}</div>"
 
 
+def _ends(group: Mapping[str, Any]) -> Sequence[float] | None:
+    """The interval of the IQM, unless there are too few seeds for it to say more than the seeds themselves."""
+    return group["iqm"]["ci95"] if len(group["scores"]) >= stats.FEW else None
+
+
 def _curves(
     groups: Sequence[Mapping[str, Any]], order: Sequence[int], key: str, axis: str, x_label: str, title: str
 ) -> str:
     curves = [group[key] for group in groups]
     ys = [y for curve in curves for name in ("iqm", "low", "high") for y in curve[name] or ()]
+    ys += [y for curve in curves if curve["low"] is None for seed in curve["per_seed"] for y in seed]
     xs = [x for curve in curves for x in curve[axis]]
     metrics = list(dict.fromkeys(_NAMES.get(curve["metric"], curve["metric"]) for curve in curves))
     plot = svg.Plot((min(0.0, *xs), max(xs)), svg.padded(ys), x_label, " / ".join(metrics), title)
     hover = []
     for group, index, curve in zip(groups, order, curves):
+        if curve["low"] is None and len(curve["per_seed"]) > 1:
+            plot.dots(index, curve[axis], curve["per_seed"])
         plot.curve(index, curve[axis], curve["iqm"], curve["low"] and [curve["low"], curve["high"]])
         hover.append(_hover(group, index, curve[axis], curve["iqm"], curve))
-    return _figure(title, "IQM over seeds; the band is its 95 % interval", plot.svg("data-hover"), hover)
+    caption = f"IQM over seeds; the band is its 95 % interval, and dots are single seeds (fewer than {stats.FEW})"
+    return _figure(title, caption, plot.svg("data-hover"), hover)
 
 
 def _profiles(section: Mapping[str, Any], order: Sequence[int], x_label: str) -> str:

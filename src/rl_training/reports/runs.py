@@ -85,7 +85,7 @@ def load_runs(
     found: dict[Path, Run] = {}
     for path in map(Path, paths):
         is_run = (path / _CONFIG).is_file()
-        for directory in [path] if is_run else _below(path):
+        for directory in [path] if is_run else runs_below(path):
             status = read_status(directory)
             if status not in _FINISHED and not partial:
                 problem = _unfinished(directory, status)
@@ -99,9 +99,19 @@ def load_runs(
     return list(found.values())
 
 
-def _below(path: Path) -> list[Path]:
+def runs_below(path: Path) -> list[Path]:
+    """The run directories at or below a path, of which there must be at least one."""
     if not path.is_dir():
         raise UserError(f"{path} {'is not a directory' if path.exists() else 'does not exist'}; pass run directories")
+    found = find_runs(path)
+    if not found:
+        empty = next(path.iterdir(), None) is None
+        raise UserError(f"{path} {'is empty' if empty else 'contains no run'}; a run directory has a {_CONFIG}")
+    return found
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run directories at or below a path."""
     found = []
     for folder, names, files in os.walk(path):
         if _CONFIG in files:
@@ -110,10 +120,13 @@ def _below(path: Path) -> list[Path]:
         elif len(Path(folder).relative_to(path).parts) >= _MAX_DEPTH:
             names.clear()
         names.sort()
-    if not found:
-        empty = next(path.iterdir(), None) is None
-        raise UserError(f"{path} {'is empty' if empty else 'contains no run'}; a run directory has a {_CONFIG}")
     return found
+
+
+def relevant_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that change what is learned, as text: "learning_rate" -> "0.001"."""
+    relevant = flat({key: value for key, value in config.items() if key not in _IRRELEVANT})
+    return {k.removeprefix("algo_kwargs."): json.dumps(value, default=str) for k, value in relevant.items()}
 
 
 def _unfinished(path: Path, status: str | None) -> str:
@@ -134,9 +147,7 @@ def _read(path: Path) -> Run:
     for number, record in enumerate(records, start=1):
         if not all(isinstance(record.get(key), int | float) for key in ("step", "time")):
             raise UserError(f"{path / FILE} is damaged: line {number} has no step and time")
-    relevant = flat({key: value for key, value in config.items() if key not in _IRRELEVANT})
-    settings = {k.removeprefix("algo_kwargs."): json.dumps(value, default=str) for k, value in relevant.items()}
-    return Run(path, algo, env_id, tuple(seeds), settings, records)
+    return Run(path, algo, env_id, tuple(seeds), relevant_settings(config), records)
 
 
 def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

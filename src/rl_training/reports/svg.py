@@ -28,6 +28,7 @@ PLOT_CSS = (
     ".band{fill:var(--c);opacity:.18;stroke:none}.dot{fill:var(--c);opacity:.55}"
     ".mark{fill:var(--c);stroke:var(--page);stroke-width:1.5}.reach{stroke:var(--c);stroke-width:2.5}"
     ".name{fill:var(--text);font:12px system-ui,sans-serif}"
+    ".level{stroke:var(--dim);stroke-width:1.5;stroke-dasharray:5 4}"
 )
 
 
@@ -108,6 +109,20 @@ class Plot:
             body += f'<circle class="mark" cx="{self.x(xs[0]):.1f}" cy="{self.y(ys[0]):.1f}" r="4"/>'
         self.series(index, body)
 
+    def dots(self, index: int, xs: Points, rows: Sequence[Points], most: int = 25) -> None:
+        """A dot for each value of each row, at `most` places along the x axis."""
+        step = -(-len(xs) // most)
+        chosen = range((len(xs) - 1) % step, len(xs), step)
+        at = [(self.x(xs[i]), self.y(row[i])) for row in rows for i in chosen]
+        self.series(index, "".join(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in at))
+
+    def level(self, value: float, label: str) -> None:
+        """Draw a horizontal line at a value, with its meaning above or below it."""
+        y, right = self.y(value), WIDTH - _RIGHT
+        self.parts.append(f'<line class="level" x1="{self.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        above = y - 5 if y > _TOP + 18 else y + 14
+        self.parts.append(_text("label", right - 2, above, label, "end"))
+
     def series(self, index: int, body: str) -> None:
         """Add the elements of one group, which are shown and hidden together."""
         self.parts.append(f'<g class="s{index % COLOURS}" data-group="{index}">{body}</g>')
@@ -124,12 +139,15 @@ class Plot:
         )
 
 
-def figure(title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str], columns: int = 3) -> str:
-    """A complete SVG file: named panels below a legend, for light and dark pages."""
+def figure(
+    title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str], columns: int = 3, shown: int | None = None
+) -> str:  # fmt: skip
+    """A complete SVG file: named panels below a legend, for light and dark pages. `shown` is its width on a page in
+    pixels; none: the width of the page."""
     columns, gap = max(1, min(columns, len(panels))), 26
     wide = max([146, *(46 + 7 * len(name) for name in legend if len(name) > 14)])
     per_row = max(1, columns * WIDTH // wide)
-    top = 40 + 18 * -(-len(legend) // per_row)
+    top = (40 if legend else 18) + 18 * -(-len(legend) // per_row)
     width, height = columns * WIDTH, top + -(-len(panels) // columns) * (HEIGHT + gap)
     parts = []
     for i, name in enumerate(legend):
@@ -145,8 +163,9 @@ def figure(title: str, panels: Sequence[tuple[str, Plot]], legend: Sequence[str]
     dark = ":root{--grid:#262d36;--axis:#5d6875;--dim:#9aa5b1;--text:#e6e9ed;--page:#0f1318}"
     style = f"{light}{colour_css(LIGHT)}{PLOT_CSS}"
     style += f"@media (prefers-color-scheme:dark){{{dark}{colour_css(DARK)}}}"
+    size = f' width="{shown}" height="{shown * height / width:.0f}"' if shown else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} role="img">'
         f"<title>{escape(title)}</title><style>{style}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 

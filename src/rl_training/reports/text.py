@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rl_training.errors import printable
 
 _HEAD = ["#", "algorithm", "IQM [95 % interval]", "mean", "median", "gap", "beats next", "seeds", "steps", "time"]
 
@@ -50,7 +53,7 @@ def tables(data: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]
         out.append((title, head, _rows(overall, head)))
     for environment in data["environments"]:
         head = [word for word in _HEAD if word != "gap" or environment["bounds"] is not None]
-        out.append((environment["env_id"], head, _rows(environment, head)))
+        out.append((printable(environment["env_id"]), head, _rows(environment, head)))
     return out
 
 
@@ -62,7 +65,7 @@ def _rows(section: Mapping[str, Any], head: Sequence[str]) -> list[list[str]]:
         seeds = group["seeds"] if "seeds" in group else [len(group["scores"])]
         cells = {
             "#": str(rank),
-            "algorithm": group["name"],
+            "algorithm": printable(group["name"]),
             "seeds": str(seeds[0]) if len(set(seeds)) == 1 else f"{min(seeds)}-{max(seeds)}",
             "steps": f"{group.get('steps', 0):,}",
             "IQM [95 % interval]": ranged(group["iqm"]),
@@ -78,11 +81,13 @@ def _rows(section: Mapping[str, Any], head: Sequence[str]) -> list[list[str]]:
 
 def notes(data: Mapping[str, Any]) -> list[str]:
     at = f" up to step {data['at']:,}" if data["at"] is not None else ""
-    lines = [f"Score: the last '{data['metric']}' of each seed{at}; higher is better."]
+    lines = [f"Score: the last '{printable(data['metric'])}' of each seed{at}; higher is better."]
     if any(len(group["scores"]) == 1 for env in data["environments"] for group in env["groups"]):
         lines.append("A single seed has no interval: it says nothing about other seeds.")
     if data["overall"] is not None and data["overall"]["left_out"]:
-        lines.append(f"Left out, because not run on all environments: {', '.join(data['overall']['left_out'])}.")
+        lines.append(
+            f"Left out, because not run on all environments: {printable(', '.join(data['overall']['left_out']))}."
+        )
     return lines
 
 
@@ -103,12 +108,17 @@ def print_tables(data: Mapping[str, Any]) -> None:
         console.print(note, style="dim")
 
 
+def _escape(text: str) -> str:
+    """Text as Markdown shows it: no HTML, no link, no end of a table cell."""
+    return re.sub(r"([\\`*|]|\](?=[\[(:]))", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
 def markdown(data: Mapping[str, Any], title: str) -> str:
     parts = [f"# {title}"]
     for name, head, rows in tables(data):
         lines = [head, ["---" if word == "algorithm" else "---:" for word in head], *rows]
-        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        parts.append(f"## {name}\n\n{body}")
-    parts.append("\n".join(notes(data)))
+        body = "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
+        parts.append(f"## {_escape(name)}\n\n{body}")
+    parts.append("\n".join(map(_escape, notes(data))))
     parts.append(" ".join(f"{term}: {meaning}." for term, meaning in TERMS.items()))
     return "\n\n".join(parts) + "\n"
