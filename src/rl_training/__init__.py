@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from rl_training.version import __version__
+from rl_training.version import __version__ as __version__
 
 _LAZY = {
     "TrainConfig": "rl_training.experiment.run.config",
@@ -21,6 +21,7 @@ _LAZY = {
     "algorithm_class": "rl_training.api.managed",
     "load": "rl_training.api.managed",
     "UserError": "rl_training.errors",
+    "allow_import": "rl_training.imports",
 }
 
 
@@ -51,17 +52,4 @@ def __dir__() -> list[str]:
     return sorted([*_LAZY, "list_algorithms", "__version__", *(e.class_name for e in registry.entries().values())])
 
 
-__all__ = [
-    "Callback",
-    "EarlyStopping",
-    "ExperimentManager",
-    "ManagedAlgorithm",
-    "TrainConfig",
-    "TrainResult",
-    "UserError",
-    "__version__",
-    "algorithm_class",
-    "list_algorithms",
-    "load",
-    "make_config",
-]
+__all__ = sorted([*_LAZY, "__version__", "list_algorithms"])

@@ -17,10 +17,11 @@ from rl_training.experiment.run.config import TrainConfig as TrainConfig
 from rl_training.experiment.run.config import make_config as make_config
 from rl_training.experiment.run.manager import ExperimentManager as ExperimentManager
 from rl_training.experiment.run.result import TrainResult as TrainResult
+from rl_training.imports import allow_import as allow_import
 
 _Env = _EnvInput | TrainConfig | None
 _Make = Callable[..., Any] | None
-_Schedule = float | str | dict[str, Any]  # 1e-3, "lin_1e-3" or {"kind": "linear", "start": 1e-3, "end": 0.0}
+_Schedule = float | str | dict[str, Any] | Callable[[float], float]  # 1e-3, "lin_1e-3" or {"kind": "linear", ...}
 
 __version__: str
 
@@ -45,9 +46,10 @@ class _Run(TypedDict, total=False):
     execution: Literal["auto", "eager", "recorded", "compile", "cudagraph"]
     num_envs: int | None
     vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"]
+    cluster: dict[str, Any] | None
     eval_episodes: int
     eval_deterministic: bool
-    eval_interval: int
+    eval_interval: int | None
     log_interval: int
     checkpoint_interval: int | None
     keep_checkpoints: int
@@ -56,6 +58,7 @@ class _Run(TypedDict, total=False):
     trackers: Sequence[Literal["wandb", "mlflow", "trackio"]]
     tags: dict[str, str]
     env_kwargs: dict[str, Any]
+    env_wrappers: Sequence[str | dict[str, Any]]
     algo_kwargs: dict[str, Any]
 
 class _Hyper(_Run, total=False):
@@ -69,6 +72,12 @@ class _NetworkHyper(_Hyper, total=False):
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"]
     adam_eps: float
     weight_decay: float
+
+class _SharedTrunkFields(_Hyper, total=False):
+    shared_trunk: bool | None
+
+class _CollectHyper(_NetworkHyper, total=False):
+    n_steps: int
 
 class _OffPolicyHyper(_NetworkHyper, total=False):
     batch_size: int
@@ -87,12 +96,12 @@ class _OfflineHyper(_NetworkHyper, total=False):
     batch_size: int
     updates_per_call: int
 
-class _RolloutHyper(_NetworkHyper, total=False):
-    n_steps: int
-    gae_lambda: float
+class _RolloutHyper(_CollectHyper, total=False):
     normalize_observations: bool
+    gae_lambda: float
     normalize_rewards: bool
     log_std_init: float
+    cnn: Literal["nature", "impala"]
 
 class _OnPolicyHyper(_RolloutHyper, total=False):
     batch_size: int
@@ -101,28 +110,64 @@ class _OnPolicyHyper(_RolloutHyper, total=False):
 class A2C(ManagedAlgorithm):
     """Synchronous advantage actor-critic (Mnih et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, rmsprop_alpha: float = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ...,
-        **settings: Unpack[_RolloutHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
+        vf_coef: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class A3C(ManagedAlgorithm):
+    """Actors send asynchronous gradients; in one process it is a2c (Mnih et al. 2016)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
+        vf_coef: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class AIRL(ManagedAlgorithm):
     """GAIL with a discriminator that learns a reward (Fu et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
         expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
         expert_dataset_path: str | None = ..., discriminator_hidden_sizes: Sequence[int] = ...,
         discriminator_learning_rate: _Schedule = ..., discriminator_batch_size: int = ...,
         n_discriminator_epochs: int = ..., absorbing_states: bool = ..., bc_steps: int = ..., state_only: bool = ...,
-        reward_clip: float = ..., **settings: Unpack[_OnPolicyHyper],
+        reward_clip: float = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class APPO(ManagedAlgorithm):
+    """PPO on rollouts of lagging actors, with V-trace correction"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., policy_lag: int = ...,
+        store_log_probs: bool = ..., rho_bar: float = ..., c_bar: float = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class ARS(ManagedAlgorithm):
     """Augmented random search over (linear) policies (Mania et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, n_delta: int = ...,
-        delta_std: float = ..., n_eval_episodes: int = ..., normalize_observations: bool = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        n_delta: int = ..., delta_std: float = ..., n_eval_episodes: int = ..., normalize_observations: bool = ...,
         alive_bonus_offset: float = ..., n_top: int | None = ..., zero_policy: bool = ...,
         **settings: Unpack[_NetworkHyper],
     ) -> None: ...
@@ -130,9 +175,9 @@ class ARS(ManagedAlgorithm):
 class AWAC(ManagedAlgorithm):
     """Actor-critic with advantage-weighted regression (Nair et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., weighting: Literal["exp", "binary"] = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., weighting: Literal["exp", "binary"] = ...,
         baseline: Literal["mean", "max"] = ..., num_actions: int = ..., temperature: float = ...,
         max_weight: float = ..., num_critics: int = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -140,7 +185,7 @@ class AWAC(ManagedAlgorithm):
 class AWACOnline(ManagedAlgorithm):
     """AWAC fine-tuned in the environment"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., weighting: Literal["exp", "binary"] = ...,
@@ -148,17 +193,41 @@ class AWACOnline(ManagedAlgorithm):
         max_weight: float = ..., num_critics: int = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
+class ApexDDPG(ManagedAlgorithm):
+    """Prioritised 5-step DDPG for many actors (Horgan et al. 2018)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
+        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class ApexDQN(ManagedAlgorithm):
+    """Double, dueling, prioritised 3-step DQN with a ladder of exploration rates (Horgan et al. 2018)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
 class BC(ManagedAlgorithm):
     """Behavioural cloning: regression on the actions of a dataset"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, stochastic: bool = ...,
-        **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        stochastic: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class BCQ(ManagedAlgorithm):
     """Q-learning limited to actions likely under the dataset (Fujimoto et al. 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         vae_hidden_sizes: Sequence[int] = ..., tau: float = ..., phi: float = ..., lmbda: float = ...,
         num_actions: int = ..., num_actions_act: int = ..., kl_coef: float = ..., latent_clip: float = ...,
         **settings: Unpack[_OfflineHyper],
@@ -167,19 +236,20 @@ class BCQ(ManagedAlgorithm):
 class C51DQN(ManagedAlgorithm):
     """Categorical distribution of the return (Bellemare et al. 2017)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_atoms: int = ..., v_min: float = ...,
-        v_max: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_atoms: int = ...,
+        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class COMBO(ManagedAlgorithm):
     """Offline MBPO with critics that are conservative on model rollouts (Yu et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
         model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
@@ -189,7 +259,7 @@ class COMBO(ManagedAlgorithm):
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
         rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., penalty_coef: float = ..., rollout_freq: int = ..., cql_alpha: float = ...,
+        model_retain_epochs: float = ..., penalty_coef: float = ..., rollout_freq: int = ..., cql_alpha: float = ...,
         num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
         **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -197,10 +267,10 @@ class COMBO(ManagedAlgorithm):
 class CQL(ManagedAlgorithm):
     """Conservative Q-learning (Kumar et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
+        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
         backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -208,9 +278,9 @@ class CQL(ManagedAlgorithm):
 class CRR(ManagedAlgorithm):
     """Critic-regularised regression (Wang et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., weighting: Literal["exp", "binary"] = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., weighting: Literal["exp", "binary"] = ...,
         baseline: Literal["mean", "max"] = ..., num_actions: int = ..., temperature: float = ...,
         max_weight: float = ..., num_critics: int = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -218,10 +288,10 @@ class CRR(ManagedAlgorithm):
 class CalQL(ManagedAlgorithm):
     """CQL bounded below by the data's returns (Nakamoto et al. 2023)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
+        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
         backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -229,7 +299,7 @@ class CalQL(ManagedAlgorithm):
 class CalQLOnline(ManagedAlgorithm):
     """Cal-QL fine-tuned in the environment"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
@@ -241,89 +311,95 @@ class CalQLOnline(ManagedAlgorithm):
 class CrossQ(ManagedAlgorithm):
     """SAC with batch norm and no target networks (Bhatt et al. 2024)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., critic_hidden_sizes: Sequence[int] | None = ...,
-        num_critics: int = ..., renorm_warmup: int = ..., adam_beta1: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., num_critics: int = ..., renorm_warmup: int = ...,
+        adam_beta1: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class D4PG(ManagedAlgorithm):
     """Distributional deterministic policy gradient (Barth-Maron et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_atoms: int = ..., v_min: float = ...,
-        v_max: float = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        exploration_noise: _Schedule = ..., num_atoms: int = ..., v_min: float | Literal["auto"] = ...,
+        v_max: float | Literal["auto"] = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DAgger(ManagedAlgorithm):
     """Cloning of an expert's actions in the states that the learner visits"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         expert: dict[str, Any] = ..., beta: _Schedule = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DDPG(ManagedAlgorithm):
     """Deep deterministic policy gradient (Lillicrap et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
-        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
-        critic: str | dict[str, Any] = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
+        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DQN(ManagedAlgorithm):
     """Deep Q-learning (Mnih et al. 2015)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DRQN(ManagedAlgorithm):
     """Deep Q-learning with a recurrent network (Hausknecht & Stone 2015)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., cell: Literal["lstm", "gru"] = ...,
-        cell_size: int = ..., sequence_length: int = ..., burn_in: int = ..., overlap: int = ...,
-        stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cell: Literal["lstm", "gru"] = ..., cell_size: int = ..., sequence_length: int = ..., burn_in: int = ...,
+        overlap: int = ..., stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DecisionTransformer(ManagedAlgorithm):
     """Transformer that predicts actions from a desired return (Chen et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, context_length: int = ...,
-        num_heads: int = ..., dropout: float = ..., target_return: float | None = ..., return_scale: float = ...,
-        **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        context_length: int = ..., num_heads: int = ..., dropout: float = ..., target_return: float | None = ...,
+        return_scale: float = ..., normalize_observations: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class DiscreteCQL(ManagedAlgorithm):
     """Conservative Q-learning for discrete actions (Kumar et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., cql_alpha: float = ...,
-        **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., cql_alpha: float = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class DiscreteIQL(ManagedAlgorithm):
     """Implicit Q-learning for discrete actions (Kostrikov et al. 2022)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         actor_learning_rate: _Schedule = ..., expectile: float = ..., beta: float = ..., max_weight: float = ...,
         num_critics: int = ..., tau: float = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -331,26 +407,29 @@ class DiscreteIQL(ManagedAlgorithm):
 class DiscreteSAC(ManagedAlgorithm):
     """Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., num_critics: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy_scale: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., tau: float = ..., target_update_interval: int = ..., layer_norm: bool = ...,
+        num_critics: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy_scale: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DoubleDQN(ManagedAlgorithm):
     """DQN with double Q-learning (van Hasselt et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class Dreamer(ManagedAlgorithm):
     """Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         size: Literal["tiny", "200k", "1m", "12m", "25m", "50m", "100m", "200m"] = ..., batch_size: int = ...,
         batch_length: int = ..., train_ratio: float = ..., buffer_size: int = ..., learning_starts: int = ...,
         replay_period: int = ..., online: bool = ..., recent: float = ..., imagination_length: int = ...,
@@ -363,32 +442,35 @@ class Dreamer(ManagedAlgorithm):
 class DroQ(ManagedAlgorithm):
     """SAC with dropout and LayerNorm critics (Hiraoka et al. 2022)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., num_target_critics: int = ...,
-        layer_norm: bool = ..., dropout: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
+        num_target_critics: int = ..., layer_norm: bool = ..., dropout: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DuelingDQN(ManagedAlgorithm):
     """DQN with value and advantage streams (Wang et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class EDAC(ManagedAlgorithm):
     """SAC with an ensemble of diversified critics (An et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
+        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., eta: float = ..., num_critics: int = ...,
         **settings: Unpack[_OfflineHyper],
     ) -> None: ...
@@ -396,50 +478,62 @@ class EDAC(ManagedAlgorithm):
 class FQF(ManagedAlgorithm):
     """Quantiles at learned fractions (Yang et al. 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_quantiles: int = ..., kappa: float = ...,
-        num_cosines: int = ..., fraction_learning_rate: _Schedule = ..., fraction_ent_coef: float = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
+        kappa: float = ..., num_cosines: int = ..., fraction_learning_rate: _Schedule = ...,
+        fraction_ent_coef: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class GAIL(ManagedAlgorithm):
     """Generative adversarial imitation with PPO (Ho & Ermon 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
         expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
         expert_dataset_path: str | None = ..., discriminator_hidden_sizes: Sequence[int] = ...,
         discriminator_learning_rate: _Schedule = ..., discriminator_batch_size: int = ...,
         n_discriminator_epochs: int = ..., absorbing_states: bool = ..., bc_steps: int = ...,
-        **settings: Unpack[_OnPolicyHyper],
+        **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class IMPALA(ManagedAlgorithm):
     """Lagging actors with V-trace correction (Espeholt et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, rmsprop_alpha: float = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., policy_lag: int = ..., rho_bar: float = ...,
-        c_bar: float = ..., **settings: Unpack[_RolloutHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
+        vf_coef: float = ..., policy_lag: int = ..., store_log_probs: bool = ..., rho_bar: float = ...,
+        c_bar: float = ..., reduction: Literal["mean", "sum"] = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class IQL(ManagedAlgorithm):
     """Implicit Q-learning by expectile regression (Kostrikov et al. 2022)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., actor_learning_rate: _Schedule = ..., expectile: float = ...,
-        beta: float = ..., max_weight: float = ..., num_critics: int = ..., layer_norm: bool = ...,
-        **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., actor_learning_rate: _Schedule = ...,
+        expectile: float = ..., beta: float = ..., max_weight: float = ..., num_critics: int = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class IQLOnline(ManagedAlgorithm):
     """IQL fine-tuned in the environment"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
         her: dict[str, Any] | None = ..., actor_learning_rate: _Schedule = ..., expectile: float = ...,
@@ -450,27 +544,28 @@ class IQLOnline(ManagedAlgorithm):
 class IQN(ManagedAlgorithm):
     """Implicit quantile networks (Dabney et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_quantiles: int = ..., kappa: float = ...,
-        num_tau_samples: int = ..., num_target_tau_samples: int = ..., num_cosines: int = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
+        kappa: float = ..., num_tau_samples: int = ..., num_target_tau_samples: int = ..., num_cosines: int = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MARWIL(ManagedAlgorithm):
     """Advantage-weighted imitation (Wang et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, beta: float = ...,
-        max_weight: float = ..., norm_rate: float = ..., **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        beta: float = ..., max_weight: float = ..., norm_rate: float = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class MBPO(ManagedAlgorithm):
     """SAC on short rollouts of a learned model (Janner et al. 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
         model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
@@ -480,13 +575,13 @@ class MBPO(ManagedAlgorithm):
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
         rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., **settings: Unpack[_OffPolicyHyper],
+        model_retain_epochs: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MOPO(ManagedAlgorithm):
     """MBPO on a dataset, penalised for model uncertainty (Yu et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
         model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
@@ -496,75 +591,83 @@ class MOPO(ManagedAlgorithm):
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
         rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        synthetic_buffer_size: int = ..., penalty_coef: float = ..., rollout_freq: int = ...,
+        model_retain_epochs: float = ..., penalty_coef: float = ..., rollout_freq: int = ...,
         **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class MPO(ManagedAlgorithm):
     """Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., num_critics: int = ...,
-        num_samples: int = ..., epsilon: float = ..., epsilon_mean: float = ..., epsilon_std: float = ...,
-        dual_learning_rate: float = ..., init_temperature: float = ..., init_alpha_mean: float = ...,
-        init_alpha_std: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., num_critics: int = ..., num_samples: int = ..., epsilon: float = ...,
+        epsilon_mean: float = ..., epsilon_std: float = ..., dual_learning_rate: float = ...,
+        init_temperature: float = ..., init_alpha_mean: float = ..., init_alpha_std: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MunchausenDQN(ManagedAlgorithm):
     """DQN with the log-policy added to the reward (Vieillard et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class NAF(ManagedAlgorithm):
     """Q-learning with normalised advantage functions (Gu et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., reward_scale: float = ...,
-        saturation_penalty: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        exploration_noise: _Schedule = ..., reward_scale: float = ..., saturation_penalty: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class NStepDQN(ManagedAlgorithm):
     """DQN with 3-step returns"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class NoisyDQN(ManagedAlgorithm):
     """DQN with noisy weights for exploration (Fortunato et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class OpenAIES(ManagedAlgorithm):
     """Rank-based evolution strategies (Salimans et al. 2017)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, n_delta: int = ...,
-        delta_std: float = ..., n_eval_episodes: int = ..., normalize_observations: bool = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        n_delta: int = ..., delta_std: float = ..., n_eval_episodes: int = ..., normalize_observations: bool = ...,
         alive_bonus_offset: float = ..., **settings: Unpack[_NetworkHyper],
     ) -> None: ...
 
 class PETS(ManagedAlgorithm):
     """Planning with trajectories sampled from a learned ensemble (Chua et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         model_hidden_sizes: Sequence[int] = ..., num_members: int = ..., num_elites: int = ...,
         model_learning_rate: float = ..., model_batch_size: int = ..., model_weight_decay: Sequence[float] = ...,
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
@@ -578,75 +681,95 @@ class PETS(ManagedAlgorithm):
 class PPG(ManagedAlgorithm):
     """PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, n_policy_phases: int = ...,
-        n_aux_epochs: int = ..., aux_batch_size: int = ..., beta_clone: float = ..., clip_range: _Schedule = ...,
-        ent_coef: _Schedule = ..., normalize_advantage: bool = ..., **settings: Unpack[_OnPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        n_policy_phases: int = ..., n_aux_epochs: int = ..., aux_batch_size: int = ..., beta_clone: float = ...,
+        clip_range: _Schedule = ..., ent_coef: _Schedule = ..., normalize_advantage: bool = ...,
+        **settings: Unpack[_OnPolicyHyper],
     ) -> None: ...
 
 class PPO(ManagedAlgorithm):
     """Proximal policy optimisation (Schulman et al. 2017)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ...,
-        **settings: Unpack[_OnPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class PQN(ManagedAlgorithm):
+    """Q-learning from rollouts, without replay and target network (Gallici et al. 2024)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        batch_size: int = ..., n_epochs: int = ..., td_lambda: float = ..., layer_norm: bool = ...,
+        exploration_fraction: float = ..., exploration_initial_eps: float = ..., exploration_final_eps: float = ...,
+        **settings: Unpack[_CollectHyper],
     ) -> None: ...
 
 class PrioritizedDQN(ManagedAlgorithm):
     """DQN with prioritised replay (Schaul et al. 2016)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class QRDQN(ManagedAlgorithm):
     """Quantile regression of the return (Dabney et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_quantiles: int = ..., kappa: float = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
+        kappa: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class R2D2(ManagedAlgorithm):
     """DRQN with stored states, burn-in, rescaled values and prioritised sequences (Kapturowski et al. 2019)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., cell: Literal["lstm", "gru"] = ...,
-        cell_size: int = ..., sequence_length: int = ..., burn_in: int = ..., overlap: int = ...,
-        stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cell: Literal["lstm", "gru"] = ..., cell_size: int = ..., sequence_length: int = ..., burn_in: int = ...,
+        overlap: int = ..., stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class REDQ(ManagedAlgorithm):
     """SAC with randomised ensembles of critics (Chen et al. 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., num_target_critics: int = ...,
-        layer_norm: bool = ..., dropout: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
+        num_target_critics: int = ..., layer_norm: bool = ..., dropout: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class RLPD(ManagedAlgorithm):
     """SAC on batches of half prior, half new data (Ball et al. 2023)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        her: dict[str, Any] | None = ..., normalize_observations: bool = ..., target_update_interval: int = ...,
+        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., num_target_critics: int = ...,
         layer_norm: bool = ..., dropout: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
@@ -654,82 +777,91 @@ class RLPD(ManagedAlgorithm):
 class RainbowDQN(ManagedAlgorithm):
     """C51 with double, dueling, noisy, prioritised and 3-step learning (Hessel et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        target_update_interval: int = ..., exploration_fraction: float = ..., exploration_initial_eps: float = ...,
-        exploration_final_eps: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
-        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
-        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
-        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ..., num_atoms: int = ..., v_min: float = ...,
-        v_max: float = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_atoms: int = ...,
+        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class ReBRAC(ManagedAlgorithm):
     """TD3+BC with penalties in actor and critic (Tarasov et al. 2023)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
-        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
-        actor_penalty: float = ..., critic_penalty: float = ..., normalize_q: bool = ..., layer_norm: bool = ...,
-        **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., actor_penalty: float = ..., critic_penalty: float = ...,
+        normalize_q: bool = ..., layer_norm: bool = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class RecurrentPPO(ManagedAlgorithm):
     """PPO with a recurrent actor and critic (LSTM or GRU)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, clip_range: _Schedule = ...,
-        ent_coef: _Schedule = ..., vf_coef: float = ..., normalize_advantage: bool = ...,
-        cell: Literal["lstm", "gru"] = ..., cell_size: int = ..., sequence_length: int = ...,
-        **settings: Unpack[_OnPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., cell: Literal["lstm", "gru"] = ...,
+        cell_size: int = ..., sequence_length: int = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class SAC(ManagedAlgorithm):
     """Soft actor-critic with automatic temperature (Haarnoja et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., critic: str | dict[str, Any] = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., critic: str | dict[str, Any] = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3(ManagedAlgorithm):
     """Twin delayed deterministic policy gradient (Fujimoto et al. 2018)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
-        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
-        critic: str | dict[str, Any] = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
+        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3BC(ManagedAlgorithm):
     """TD3 with a behavioural-cloning term (Fujimoto & Gu 2021)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
-        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ..., alpha: float = ...,
-        normalize_observations: bool = ..., **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., alpha: float = ..., normalize_observations: bool = ...,
+        **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class TQC(ManagedAlgorithm):
     """SAC with truncated quantile critics (Kuznetsov et al. 2020)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
-        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., num_quantiles: int = ...,
-        top_quantiles_to_drop_per_net: int = ..., **settings: Unpack[_OffPolicyHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
+        num_quantiles: int = ..., top_quantiles_to_drop_per_net: int = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TRPO(ManagedAlgorithm):
     """Trust-region policy optimisation (Schulman et al. 2015)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, target_kl: float = ...,
-        cg_max_steps: int = ..., cg_damping: float = ..., line_search_max_iter: int = ...,
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        target_kl: float = ..., cg_max_steps: int = ..., cg_damping: float = ..., line_search_max_iter: int = ...,
         line_search_shrinking_factor: float = ..., n_critic_updates: int = ..., batch_size: int = ...,
         normalize_advantage: bool = ..., **settings: Unpack[_RolloutHyper],
     ) -> None: ...
@@ -737,15 +869,19 @@ class TRPO(ManagedAlgorithm):
 class XQL(ManagedAlgorithm):
     """IQL with Gumbel regression of the value (Garg et al. 2023)"""
     def __init__(
-        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, tau: float = ...,
-        exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., actor_learning_rate: _Schedule = ..., expectile: float = ...,
-        beta: float = ..., max_weight: float = ..., num_critics: int = ..., layer_norm: bool = ...,
-        temperature: float = ..., max_exponent: float = ..., **settings: Unpack[_OfflineHyper],
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., actor_learning_rate: _Schedule = ...,
+        expectile: float = ..., beta: float = ..., max_weight: float = ..., num_critics: int = ...,
+        layer_norm: bool = ..., temperature: float = ..., max_exponent: float = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 train_a2c: _Train
+train_a3c: _Train
 train_airl: _Train
+train_apex_ddpg: _Train
+train_apex_dqn: _Train
+train_appo: _Train
 train_ars: _Train
 train_awac: _Train
 train_awac_online: _Train
@@ -790,6 +926,7 @@ train_openai_es: _Train
 train_pets: _Train
 train_ppg: _Train
 train_ppo: _Train
+train_pqn: _Train
 train_prioritized_dqn: _Train
 train_qr_dqn: _Train
 train_r2d2: _Train
@@ -806,4 +943,4 @@ train_trpo: _Train
 train_xql: _Train
 
 __all__ = ["Callback", "EarlyStopping", "ExperimentManager", "ManagedAlgorithm", "TrainConfig", "TrainResult",
-    "UserError", "__version__", "algorithm_class", "list_algorithms", "load", "make_config"]
+    "UserError", "__version__", "algorithm_class", "allow_import", "list_algorithms", "load", "make_config"]

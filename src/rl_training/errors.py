@@ -14,13 +14,21 @@ class UserError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM ends the process. A plain SystemExit comes from code of others that called sys.exit()."""
+
+    def __init__(self, number: int = 15) -> None:
+        super().__init__(128 + number)
+
+
 class NonFiniteError(RuntimeError):
     """Training produced NaN or infinity. The message says where, and where the dump was saved."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'gamma'?"`, or an empty string if no known word is close."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    cutoff = 0.6 if len(word) < 6 else 0.72  # one or two wrong letters of a short word, a few of a long one
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
@@ -37,6 +45,13 @@ def _field_names(model: type[BaseModel], path: Iterable[int | str]) -> list[str]
     return list(model.model_fields)
 
 
+def printable(text: str) -> str:
+    """The text on one line, with line breaks, terminal codes and other control characters written as \\n, \\x1b, ..."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def short_repr(value: object) -> str:
     """A value for a message, shortened to one line."""
     try:
@@ -44,6 +59,14 @@ def short_repr(value: object) -> str:
     except ValueError:  # Python refuses to print very large integers
         return "a number with thousands of digits"
     return text if len(text) <= 120 else f"{text[:100]}..."
+
+
+def describe(error: BaseException) -> str:
+    """`KeyError: 'x'`; an exception of others may fail to give its message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its message cannot be read)"
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

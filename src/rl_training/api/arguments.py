@@ -12,8 +12,9 @@ from rl_training import registry
 from rl_training.envs.factory import env_name
 from rl_training.envs.given import EnvInput, GivenEnv, given
 from rl_training.errors import UserError
-from rl_training.experiment.run.config import TrainConfig, make_config
+from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.environment import with_env
+from rl_training.imports import allow_imports_in
 from rl_training.spec import EnvSource, EnvSpec
 
 
@@ -39,6 +40,7 @@ def read_arguments(
         env, config = None, env
     if config is not None and not isinstance(config, TrainConfig):
         raise UserError(f"config must be a TrainConfig, not {type(config).__name__}; make_config() makes one")
+    allow_imports_in([env, settings])
     fields = {"algo": entry.name, **({} if config is None else config.to_dict())}
     changes = {name: value for name, value in settings.items() if value is not None or name not in fields}
     if (algo := changes.get("algo", fields["algo"])) != entry.name:
@@ -52,7 +54,7 @@ def read_arguments(
     if (fields | changes).get("env_id") is None:
         raise UserError(f"{entry.class_name} needs an environment, such as {entry.class_name}('CartPole-v1')")
     planned = (fields | changes).get("total_timesteps") is not None
-    made = make_config(fields if planned else {**fields, "total_timesteps": 1}, **changes)
+    made = combine(fields if planned else {**fields, "total_timesteps": 1}, **changes)
     made.hyper()  # wrong settings are told here, not when training starts
     if isinstance(source, GivenEnv):
         made, source = with_env(made, source)

@@ -11,14 +11,16 @@ from typing import Any, ClassVar
 from rl_training import registry
 from rl_training.api.arguments import read_arguments
 from rl_training.envs.given import EnvInput
-from rl_training.errors import UserError
+from rl_training.errors import Terminated, UserError
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.atomic import replace_directory
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.checkpoint import MANIFEST
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.result import TrainResult
+from rl_training.experiment.run.sb3_names import POLICIES
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.imports import allow_imports_in
 
 
 class ManagedAlgorithm:
@@ -28,17 +30,23 @@ class ManagedAlgorithm:
     by name then change the config. A setting may be a field of TrainConfig or one of the algorithm's own. `env` may be
     an id, a function that makes an environment, an environment, or a vector environment. The class of the same name in
     `rl_training.algorithms` is the bare algorithm: it updates networks from your own batches and has no environment.
+    `features` is your own network for observations: a module, or a function that makes one from the environment's spec.
     """
 
     algo: ClassVar[str]
 
     def __init__(
-        self, env: EnvInput | TrainConfig | None = None, *, config: TrainConfig | None = None,
-        env_fn: Callable[..., Any] | None = None, **settings: Any,
+        self, env: EnvInput | TrainConfig | None = None, *more: Any, config: TrainConfig | None = None,
+        env_fn: Callable[..., Any] | None = None, features: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
+        if isinstance(env, str) and env in POLICIES and len(more) == 1:  # PPO("MlpPolicy", env), as elsewhere
+            env, more = more[0], ()
+        if more:
+            raise UserError(f"{type(self).__name__} takes the environment, then settings by name")
         self._config, self._env, self._planned = read_arguments(
             registry.entry(self.algo), env, config, env_fn, settings
         )
+        self._features = features
         self._agent: Agent | None = None
         self.result: TrainResult | None = None
 
@@ -66,7 +74,9 @@ class ManagedAlgorithm:
             total, path = self._longer(self.result, steps), self.result.checkpoint_path
             return self.resume(path, total_timesteps=total, callbacks=callbacks, progress=progress)
         config = self.config if steps is None else self._config.model_copy(update={"total_timesteps": steps})
-        return self._run(Trainer(config, env=self._env, callbacks=callbacks, progress=progress))
+        return self._run(
+            Trainer(config, env=self._env, callbacks=callbacks, progress=progress, features=self._features)
+        )
 
     def _longer(self, done: TrainResult, steps: int | None) -> int:
         """Length of the run after `steps` more; none: as it was planned."""
@@ -82,7 +92,14 @@ class ManagedAlgorithm:
         """Continue a run as if it had never stopped; `total_timesteps` counts from its beginning."""
         env = self._config.env_id if self._env is None else self._env
         return self._run(
-            Trainer.resume(path, total_timesteps=total_timesteps, env=env, callbacks=callbacks, progress=progress)
+            Trainer.resume(
+                path,
+                total_timesteps=total_timesteps,
+                env=env,
+                callbacks=callbacks,
+                progress=progress,
+                features=self._features,
+            )
         )
 
     def _run(self, trainer: Trainer) -> TrainResult:
@@ -91,7 +108,7 @@ class ManagedAlgorithm:
         if self.result.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self.result.signal is not None:
-            raise SystemExit(128 + self.result.signal)
+            raise Terminated(self.result.signal)
         return self.result
 
     def save(self, path: str | Path) -> Path:
@@ -106,10 +123,10 @@ class ManagedAlgorithm:
     @classmethod
     def load(
         cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
-        env_fn: Callable[..., Any] | None = None, env_id: str | None = None,
+        env_fn: Callable[..., Any] | None = None, env_id: str | None = None, features: Any = None,
     ) -> Agent:  # fmt: skip
         """The trained policy of a checkpoint, a run directory, or `<run>/best`."""
-        agent = load(path, seed=seed, device=device, env=env, env_fn=env_fn, env_id=env_id)
+        agent = load(path, seed=seed, device=device, env=env, env_fn=env_fn, env_id=env_id, features=features)
         if agent.config.algo != cls.algo:
             raise UserError(f"{path} was trained with '{agent.config.algo}', not '{cls.algo}'")
         return agent
@@ -135,10 +152,13 @@ class ManagedAlgorithm:
         self.agent.reset()
 
     def evaluate(
-        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
-    ) -> dict[str, Any]:
+        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True,
+        env: EnvInput | None = None, env_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """As `Agent.evaluate`."""
-        return self.agent.evaluate(num_episodes, seed=seed, all_seeds=all_seeds, deterministic=deterministic)
+        return self.agent.evaluate(
+            num_episodes, seed=seed, all_seeds=all_seeds, deterministic=deterministic, env=env, env_kwargs=env_kwargs
+        )
 
     def value(self, obs: Any) -> Any:
         """As `Agent.value`."""
@@ -156,17 +176,18 @@ def _count(steps: Any) -> int:
 
 def load(
     path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
-    env_fn: Callable[..., Any] | None = None, env_id: str | None = None,
+    env_fn: Callable[..., Any] | None = None, env_id: str | None = None, features: Any = None,
 ) -> Agent:  # fmt: skip
     """The trained policy of a checkpoint, a run directory, or `<run>/best`.
 
     `env` (an id, a function, an environment or a vector environment) replaces the environment named in the checkpoint;
-    `env_fn` and `env_id` do the same for a function and an id.
+    `env_fn` and `env_id` do the same for a function and an id. A policy trained with `features=` needs it again.
     """
     given = [source for source in (env, env_fn, env_id) if source is not None]
     if len(given) > 1:
         raise UserError("the environment is given more than once: give one of env, env_fn and env_id")
-    return Agent.load(path, seed=seed, device=device, env=given[0] if given else None)
+    allow_imports_in(given)
+    return Agent.load(path, seed=seed, device=device, env=given[0] if given else None, features=features)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is not None:
         return run_app(app, list(argv))
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child process puts the working directory on its import path
     # This process belongs to us. SIGTERM ends it with status 143, also outside of training. Once a signal ends it, a
     # second one from an impatient user no longer changes the exit status.
     signal.signal(signal.SIGTERM, _terminated)
@@ -25,4 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _terminated(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
+    from rl_training.errors import Terminated
+
+    raise Terminated(number)

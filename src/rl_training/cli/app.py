@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.bench import bench
 from rl_training.cli.boundary import EPILOG, interruptible
+from rl_training.cli.cluster import app as cluster
 from rl_training.cli.compare import compare
 from rl_training.cli.config import config
+from rl_training.cli.dashboard import dashboard
 from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
 from rl_training.cli.dream import dream
@@ -72,16 +75,19 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "lint-env": (lint_env, "Check an environment for mistakes."),
     "predict": (predict, "Print the action for an observation."),
     "export": (export, "Export a policy to ONNX or torch.export."),
+    "dashboard": (dashboard, "Show runs in a browser while they train."),
     "report": (report, "Summarise runs with scores, intervals and plots."),
     "leaderboard": (leaderboard, "Rank the runs in a directory."),
     "compare": (compare, "Test whether run B is worse than run A."),
     "config": (config, "Show the complete configuration of a run."),
     "list": (list_algorithms, "List the algorithms."),
     "verify": (verify, "Compare an algorithm's score with its published bar."),
+    "bench": (bench, "Train a suite of studies and compare with published scores."),
     "verify-resume": (verify_resume, "Check that a run resumes exactly."),
     "replay-crash": (replay_crash, "Find the operation that first produced NaN."),
     "doctor": (doctor, "Check this machine and installation."),
 }
 for _name, (_function, _summary) in _COMMANDS.items():
     app.command(_name, short_help=_summary)(interruptible(_function))
+app.add_typer(cluster, name="cluster", short_help="Look at distributed runs.")
 app.add_typer(dataset, name="dataset", short_help="Make, inspect and convert datasets.")

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from rl_training.errors import NonFiniteError, UserError, did_you_mean
+from rl_training.errors import NonFiniteError, Terminated, UserError, describe, did_you_mean, printable
+from rl_training.imports import forget_afterwards
 
 EPILOG = "Start with: rl-training train --config ppo/cartpole"
 PROGRAM = "rl-training"
@@ -29,6 +31,10 @@ _MAX_LENGTH = 600  # of a message, in characters: a value with a million digits 
 
 _stdout: Any = None  # the original stdout while it is redirected
 
+# Of PyTorch, for tensors that no machine has room for.
+_TOO_LARGE = re.compile(
+    "^OutOfMemoryError|allocate memory|Overflow when unpacking|multiplication overflow|size calculation"
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Newer versions of typer bundle their own click. BadParameter is public in all versions and leads to the base classes.
@@ -62,13 +68,45 @@ def run_app(app: typer.Typer, argv: list[str]) -> int:
     """Run the app and return an exit status, whatever happens."""
     debug = DEBUG in argv  # anywhere: users append it to the command that failed
     argv = [word for word in argv if word != DEBUG]
-    with _one_line_warnings(), _print_any_text(), _redirect_prints("--json" in argv):
+    quiet = _redirect_prints("--json" in argv)
+    with forget_afterwards(), _one_line_warnings(), _print_any_text(), _quiet_threads(), quiet:
         try:
-            status = _command(app)(argv, prog_name=PROGRAM, standalone_mode=False)
+            status = _command(app)(_own_names(_command(app), argv), prog_name=PROGRAM, standalone_mode=False)
             sys.stdout.flush()
         except BaseException as error:  # including SystemExit and KeyboardInterrupt
             status = _status_of(error, argv, debug)
     return status if isinstance(status, int) else 0
+
+
+# Every command uses the first name of a row. The others are older names, and names that another command uses for the
+# same thing: they are understood everywhere and shown nowhere.
+_SAME = (
+    ("--checkpoint", "--run"),
+    ("--output-dir", "--output", "--video"),
+    ("--output", "--output-dir"),
+    ("--num-episodes", "--episodes"),
+    ("--total-timesteps", "--timesteps", "--steps"),
+    ("--env", "--env-id"),
+)
+
+
+def _own_names(command: Any, argv: list[str]) -> list[str]:
+    """The words of a command line with the command's own names of options."""
+    words = iter(argv)
+    while isinstance(getattr(command, "commands", None), dict):
+        found = next((command.commands[word] for word in words if word in command.commands), None)
+        if found is None:
+            return argv
+        command = found
+    known = {name for param in command.params for name in param.opts}
+    names = {other: own for own, *others in _SAME if own in known for other in others if other not in known}
+    out = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name in names and names[name] in [w.partition("=")[0] for w in argv]:
+            raise UserError(f"{name} and {names[name]} mean the same: give one of them")
+        out.append(f"{names.get(name, name)}{equals}{value}")
+    return out
 
 
 def answer(text: str) -> None:
@@ -79,15 +117,17 @@ def answer(text: str) -> None:
 def tell(message: str) -> None:
     """Print a message for the user to stderr, so that stdout only contains results."""
     with contextlib.suppress(OSError, ValueError):
-        print(message, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, Terminated):
+        return int(error.code or 0)
     if isinstance(error, KeyboardInterrupt | Interrupted | typer.Abort):
         tell("interrupted")
         return 130
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # click's answer to it
+        error = error.__context__
     if isinstance(error, BrokenPipeError):  # `rl-training list | head -1`
         _drop_stdout()
         return 141
@@ -101,14 +141,26 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return _fail(_os_message(error), 2)
     if isinstance(error, UnicodeEncodeError):
         return _fail("a value on the command line is not valid UTF-8", 2)
-    if isinstance(error, ValueError) and "null byte" in str(error):  # Python's error for such a path
+    if isinstance(error, ValueError) and "null byte" in describe(error):  # Python's error for such a path
         return _fail("a path contains a null character", 2)
-    if isinstance(error, NonFiniteError) or type(error).__name__ == "EnvError":
+    if isinstance(error, NonFiniteError) or (type(error).__name__ == "EnvError" and error.__cause__ is None):
         return _fail(str(error), 1)
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or _TOO_LARGE.search(describe(error)):
         return _fail("not enough memory; use fewer seeds or environments, or smaller buffer_size or hidden_sizes", 2)
     where = "" if debug else f"; {_save_traceback(error, argv)}"
-    return _fail(f"unexpected {type(error).__name__}: {error}{where}", 1)
+    if type(error).__name__ == "EnvError":  # caused by an exception of the environment's own code
+        return _fail(f"{error}{where}", 1)
+    if isinstance(error, SystemExit):
+        return _fail(
+            f"sys.exit({error.code!r}) was called in {_raised_in(error)}, so the command ended early{where}", 1
+        )
+    return _fail(f"unexpected {describe(error)}{where}", 1)
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module that raised the error: that of a plug-in, an environment or a callback."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return f"{frame.f_globals.get('__name__', 'unknown code')} ({frame.f_code.co_filename}:{line})"
 
 
 def _fail(message: str, status: int) -> int:
@@ -205,6 +257,21 @@ def _one_line_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+@contextlib.contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """An error in a thread of a library, such as TensorBoard's writer, is one line instead of a traceback."""
+
+    def show(failure: threading.ExceptHookArgs) -> None:
+        name = failure.thread.name if failure.thread is not None else "a thread"
+        tell(f"warning: {name} failed: {one_line(describe(failure.exc_value or failure.exc_type()))}")
+
+    before, threading.excepthook = threading.excepthook, show
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 from rl_training.cli.report import At, Bounds, Metric, Normalize, Partial, read_options
 
 
@@ -39,21 +39,14 @@ def compare(
     if as_json:
         print_json(result)
     else:
+        seeds = {side: sum(map(len, result[side]["seeds"].values())) for side in "ab"}
         rows = [
-            *(
-                (side.upper(), f"{result[side]['name']}, {_seeds(result[side])}: {ranged(result[side])}")
-                for side in "ab"
-            ),
+            *((s.upper(), f"{result[s]['name']}, {seeds[s]} seeds: {ranged(result[s])}") for s in "ab"),
             ("B - A", ranged(result["difference"])),
             ("P(B beats A)", ranged(result["improvement"], percent)),
             ("verdict", f"B is {result['verdict']}"),
         ]
-        print(f"{statistic} of {result['metric']} on {', '.join(result['environments'])}")
+        say(f"{statistic} of {result['metric']} on {', '.join(result['environments'])}")
         print(lines(rows))
     if result["verdict"] == "worse":
         raise typer.Exit(1)
-
-
-def _seeds(side: dict[str, dict[str, list[int]]]) -> str:
-    count = sum(map(len, side["seeds"].values()))
-    return f"{count} seeds"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_training.cli import options as o
+from rl_training.cli.boundary import tell
 from rl_training.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -30,17 +31,46 @@ def config(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    defaults: o.Defaults = False,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.yaml,
 ) -> None:
     """Show the complete configuration of a run, including all defaults. The YAML output is a valid --config file."""
+    if config is None and algo is not None:
+        from rl_training.experiment.run.config import tuned_preset
+
+        if defaults or env is None or tuned_preset(algo, env) is None:
+            env, total_timesteps = _example(algo, env, total_timesteps, settings)
+            defaults = True  # the preset of an example says nothing about the algorithm
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        output_dir=output_dir, device=device, execution=execution,
-    ).resolved()  # fmt: skip
+        output_dir=output_dir, device=device, execution=execution, tuned=not defaults,
+    )  # fmt: skip
+    from rl_training.experiment.run.environment import with_env
+
+    chosen = with_env(chosen, None)[0].resolved()
     if form is Format.json:
         print_json(chosen.to_dict())
     else:
         print(as_yaml(chosen), end="")
+
+
+def _example(
+    algo: str, env: str | None, steps: int | None, settings: list[str] | None
+) -> tuple[str | None, int | None]:
+    """The environment and length to show an algorithm's settings with, where the user gave none."""
+    from rl_training import registry
+
+    given = {pair.partition("=")[0].strip() for pair in settings or ()}
+    shown = []
+    if env is None and "env_id" not in given:
+        env = "CartPole-v1" if "discrete" in registry.entry(algo).actions else "Pendulum-v1"
+        shown.append(env)
+    if steps is None and "total_timesteps" not in given:
+        steps = 100_000
+        shown.append(f"{steps:,} steps")
+    if shown:
+        tell(f"shown for {' and '.join(shown)}")
+    return env, steps
 
 
 def as_yaml(config: TrainConfig) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import interruptible, tell
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 from rl_training.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def make(
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="Seed for episodes and actions.")] = 0,
     noise: Annotated[float, typer.Option("--noise", min=0.0, help="Action noise, for --kind policy.")] = 0.0,
     force: Force = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Make a dataset of a standard level with agents trained for it, or with an agent of your own.
@@ -60,6 +61,7 @@ def make(
     from rl_training.experiment.run.transition_data import load_transition_dataset
 
     _check_output(output, force)
+    target = str(Path(output).absolute())  # an environment may change the directory
     if level is not None:
         if kind is not None or path is not None or noise:
             raise UserError("--level cannot be combined with --kind, --path or --noise: it chooses the agent itself")
@@ -70,7 +72,7 @@ def make(
         fields = {"kind": kind or "random", "path": path, "size": size, "seed": seed, "env_id": env, "noise": noise}
         recipe = {name: value for name, value in fields.items() if value is not None}
     dataset = load_transition_dataset(**recipe)
-    write_dataset(dataset, output, env_id=env or "")
+    write_dataset(dataset, target, env_id=env or "")
     _show(dataset, output, env, as_json)
 
 
@@ -161,7 +163,7 @@ def _show(dataset: TransitionDataset, path: str, env: str | None, as_json: bool)
     ]
     if "normalized_score" in facts:
         rows.insert(4, ("D4RL score", f"{facts['normalized_score']:.1f}"))
-    print(path)
+    say(path)
     print(lines(rows))
     print("\n  episode returns")
     counts, edges = facts["histogram"]["counts"], facts["histogram"]["edges"]

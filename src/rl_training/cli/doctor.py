@@ -29,6 +29,7 @@ EXTRAS = {
     "envpool": ("envpool",),
     "offline": ("minari", "h5py"),
     "tuning": ("optuna",),
+    "video": ("imageio_ffmpeg",),
     "ray": ("ray",),
     "tracking": ("wandb", "mlflow", "trackio"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
@@ -51,8 +52,8 @@ def doctor(
     output_dir: Annotated[
         str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory to check for write access.")
     ] = "runs",
-    no_compile: Annotated[
-        bool, typer.Option("--no-compile", help="Skip the compiler test, which can take a minute.")
+    compiles: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Also test torch.compile, which can take a minute.")
     ] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -65,7 +66,7 @@ def doctor(
     report["machine"] = _machine()
     report["left_out"] = left_out()
     report["output_dir"] = {"path": output_dir, **_writable(Path(output_dir))}
-    report["compile"] = _compile(try_it=not no_compile)
+    report["compile"] = _compile(try_it=compiles)
     report["extras"] = {name: _extra(name, modules) for name, modules in EXTRAS.items()}
     report["problems"] = _problems(report)
     if as_json:
@@ -96,20 +97,18 @@ def _machine() -> dict[str, Any]:
 
 def _memory() -> dict[str, float | None]:
     """Total memory and memory available for new programs, in gigabytes; None if the system does not report it."""
+    import torch
+
+    from rl_training.data.storage import available_memory
+
     try:
         total: float | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     except (AttributeError, OSError, ValueError):
         total = None
-    available = None
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024 / 1e9
-    except (OSError, ValueError, IndexError):
-        pass
+    available = available_memory(torch.device("cpu"))
     return {
         "memory_gb": round(total, 1) if total is not None else None,
-        "available_gb": round(available, 1) if available is not None else None,
+        "available_gb": round(available / 1e9, 1) if available is not None else None,
     }
 
 
@@ -132,9 +131,11 @@ def _compile(try_it: bool) -> dict[str, Any]:
     names = filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))
     found = next((path for name in names if (path := shutil.which(name))), None)
     result: dict[str, Any] = {"compiler": Path(found).name if found else None, "works": None}
+    if found and (reason := _builds(found)):
+        return {**result, "works": False, "reason": reason}
     if not try_it:
         return result
-    tell(f"compiling a small function (up to {_COMPILE_LIMIT} s; --no-compile skips this) ...")
+    tell(f"compiling a small function (up to {_COMPILE_LIMIT} s; without --compile this is skipped) ...")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rl-training-doctor-") as cache:
         try:
@@ -150,6 +151,19 @@ def _compile(try_it: bool) -> dict[str, Any]:
             result.update(works=False, reason=one_line(last[0]))
     result["seconds"] = round(time.monotonic() - start, 1)
     return result
+
+
+def _builds(compiler: str) -> str:
+    """Why this compiler cannot build an empty library; nothing if it can. Takes a tenth of a second."""
+    with tempfile.TemporaryDirectory(prefix="rl-training-doctor-") as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text('extern "C" int probe() { return 0; }')
+        command = [compiler, "-shared", "-fPIC", "-o", f"{folder}/probe.so", str(source)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return one_line(str(error))
+    return "" if done.returncode == 0 else one_line((done.stderr.strip().splitlines() or ["it fails"])[-1])
 
 
 def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
@@ -172,7 +186,7 @@ def _problems(report: dict[str, Any]) -> list[str]:
 
 def _show(report: dict[str, Any]) -> None:
     device, machine, compiler = report["device"], report["machine"], report["compile"]
-    works = {True: "works", False: "does not work", None: "not tried"}[compiler["works"]]
+    works = {True: "works", False: "does not work", None: "not tried (--compile)"}[compiler["works"]]
     took = f" ({compiler['seconds']} s)" if "seconds" in compiler else ""
     gpus = ", ".join(device["gpus"]) or "no CUDA device"
     free = f", {machine['available_gb']} GB free" if machine["available_gb"] is not None else ""

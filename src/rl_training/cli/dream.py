@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
 from rl_training.cli.evaluate import load_agent
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 
 if TYPE_CHECKING:
     from rl_training.experiment.tools.dream import OpenLoop
@@ -22,7 +21,7 @@ SHOWN = 3  # episodes to draw
 def dream(
     checkpoint: o.Checkpoint,
     video: Annotated[
-        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Directory for the images and videos.")
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory for the images and videos.")
     ] = "dreams",
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-n", min=1, max=1_000, help="Episodes for measuring the error.")
@@ -37,15 +36,17 @@ def dream(
     seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Show a world model's open-loop predictions next to what really happened."""
+    from rl_training.envs.video import can_write_video
     from rl_training.experiment.tools.dream import open_loop, over_training, play, world_model_of
     from rl_training.reports.dreams import training_curves, write_dreams
 
+    folder = Path(video).absolute()  # an environment may change the directory
     agent = load_agent(checkpoint, env, device)
     world_model_of(agent)
-    folder = Path(video)
     folder.mkdir(parents=True, exist_ok=True)
     episodes = play(agent, num_episodes, context + 4 * horizon, seed)
     loop = open_loop(agent, episodes, context, horizon)
@@ -54,8 +55,8 @@ def dream(
         path = folder / "training.svg"
         training_curves(over_training(agent, episodes, context, horizon), path)
         written.append(path)
-    if any(array.ndim > 3 for array in loop.true.values()) and importlib.util.find_spec("moviepy") is None:
-        tell("videos need moviepy, so only image strips were written: pip install moviepy")
+    if any(array.ndim > 3 for array in loop.true.values()) and not can_write_video():
+        tell("videos need an encoder, so only image strips were written: pip install 'rl-training[video]'")
     result = {
         "algo": agent.config.algo, "env_id": agent.config.env_id, "checkpoint": str(agent.path), "seed": seed,
         "context": context, "error": loop.error, "still": loop.still, "reward_error": loop.reward_error,
@@ -64,7 +65,7 @@ def dream(
     if as_json:
         print_json(result)
         return
-    print(f"{agent.config.algo} on {agent.config.env_id}: error by number of steps without observations")
+    say(f"{agent.config.algo} on {agent.config.env_id}: error by number of steps without observations")
     print(lines([*_table(loop), ("pictures", str(folder)), ("checkpoint", str(agent.path))]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import lines, print_json, score
+from rl_training.cli.output import lines, print_json, say, score
 from rl_training.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,16 +32,18 @@ def evaluate(
     video: Annotated[
         str | None, typer.Option("--video", metavar="DIR", help="Record the episodes as MP4 files.")
     ] = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Evaluate the policy of a checkpoint, with all seeds of a study."""
     if render and video is not None:
         raise UserError("--render and --video cannot be combined: use --render for a window or --video for files")
+    folder = Path(video).absolute() if video is not None else None  # an environment may change the directory
     agent = load_agent(checkpoint, env, device)
     if not render and video is None:
         result = agent.evaluate(num_episodes, seed=seed, all_seeds=True, deterministic=not stochastic)
     else:
-        result = _watch(agent, num_episodes, seed, Path(video) if video is not None else None, not stochastic)
+        result = _watch(agent, num_episodes, seed, folder, not stochastic)
     if as_json:
         config, path = agent.config, str(agent.path)
         header = {"algo": config.algo, "env_id": config.env_id, "checkpoint": path, "seed": seed}
@@ -57,7 +58,7 @@ def evaluate(
         rows[2:2] = [("mean length", f"{result['per_seed'][0]['mean_length']:,.1f} steps")]
     if video is not None:
         rows.append(("videos", video))
-    print(f"{agent.config.algo} on {agent.config.env_id}")
+    say(f"{agent.config.algo} on {agent.config.env_id}")
     print(lines(rows))
 
 
@@ -79,7 +80,7 @@ def _check_env(agent: Agent, env_id: str) -> None:
     from rl_training.envs.spaces import make_spec
 
     masks = agent.algorithm.masks
-    spaces = read_spaces(env_id, agent.config.env_arguments("evaluation"), masks=masks)
+    spaces = read_spaces(agent.env, agent.config.env_arguments("evaluation"), masks=masks)
     spec = make_spec(env_id, *spaces, masks=masks)
     try:
         agent.check_spec(spec.observation, spec.action)
@@ -116,7 +117,7 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
         assert result is not None
         returns += result.returns
         lengths += result.lengths
-    summary = eval_summary(list(agent.seeds), returns, lengths)
+    summary = eval_summary(list(agent.seeds), returns, lengths, bounds=agent.config.score_bounds())
     return {**summary, "std_return": float(np.std(list(itertools.chain(*returns))))}
 
 
@@ -132,23 +133,9 @@ def _check_mode(agent: Agent, mode: str) -> None:
 
 
 def _recording_env(source: Any, folder: Path, episodes: int, prefix: str) -> Callable[..., Any]:
-    """A function that makes an environment which records every episode in `folder`."""
-    import importlib.util
+    """A function that makes an environment which records its episodes in `folder`."""
+    from rl_training.envs.factory import make_env
+    from rl_training.envs.video import RecordEpisodes, require_video
 
-    if importlib.util.find_spec("moviepy") is None:
-        raise UserError("--video needs moviepy: pip install moviepy")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def make(**arguments: Any) -> Any:
-        from gymnasium.wrappers import RecordVideo
-
-        from rl_training.envs.factory import make_env
-
-        env = make_env(source, arguments)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Overwriting existing videos.*")  # the folder was just made
-            return RecordVideo(
-                env, str(folder), episode_trigger=lambda n: n < episodes, name_prefix=prefix, disable_logger=True
-            )
-
-    return make
+    require_video("--video")
+    return lambda **arguments: RecordEpisodes(make_env(source, arguments), folder, prefix, episodes)

@@ -8,16 +8,20 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import one_line
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 from rl_training.errors import UserError
 
 
 def lint_env(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="Environment, such as CartPole-v1.", show_default=False)],
+    env: Annotated[
+        str,
+        typer.Argument(metavar="ENV", callback=o.typed, help="Environment, such as CartPole-v1.", show_default=False),
+    ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Argument of the environment.")
     ] = None,
     seed: o.EpisodeSeed = 0,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Check an environment for mistakes and say how to fix them. Exit status 0: clean, 1: problems found."""
@@ -51,8 +55,8 @@ def _show(found: dict[str, Any]) -> None:
         ]
     if "resume" in found:
         rows.append(("exact resume", found["resume"]))
-    print(found["env_id"])
+    say(found["env_id"])
     print(lines([(name, one_line(text)) for name, text in rows]))
     for finding in found["findings"]:
-        print(f"{finding['level']}: {finding['check']}: {one_line(finding['what'])}; {finding['do']}")
+        say(f"{finding['level']}: {finding['check']}: {one_line(finding['what'])}; {finding['do']}")
     print("No problems found." if not found["problems"] else f"Problems found: {found['problems']}.")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli.boundary import tell
 from rl_training.errors import UserError, did_you_mean
+from rl_training.imports import allow_import, allow_imports_in
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.config import TrainConfig
@@ -20,7 +22,7 @@ def parse_count(text: str) -> int:
     """Parse a number of steps: 50000, 50_000, 5e4, 50k or 1M."""
     match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmM]?)", text.strip())
     value = float(match[1].replace("_", "")) * {"": 1, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.5
-    if value != int(value) or not 1 <= value <= 2**53:
+    if not 1 <= value <= 2**53 or value != int(value):
         raise typer.BadParameter("must be a positive number of steps, such as 50000, 5e4 or 50k")
     return int(value)
 
@@ -40,6 +42,19 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+def typed(value: Any) -> Any:
+    """Callback of options that may name a module, `module:Env-v0`: what the person typed may be imported."""
+    allow_imports_in(value)
+    return value
+
+
+def allow(names: Any) -> Any:
+    """Callback of --allow-import."""
+    for name in names or ():
+        allow_import(name)
+    return names
+
+
 Config = Annotated[
     str | None,
     typer.Option("--config", "-c", metavar="FILE|PRESET", help="YAML file, or a preset such as ppo/cartpole."),
@@ -47,7 +62,14 @@ Config = Annotated[
 Algo = Annotated[
     str | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm; `rl-training list` shows all.")
 ]
-Env = Annotated[str | None, typer.Option("--env", "-e", metavar="ID", help="Environment, such as CartPole-v1.")]
+Env = Annotated[
+    str | None,
+    typer.Option("--env", "-e", metavar="ID", callback=typed, help="Environment: CartPole-v1, or my_module:MyEnv-v0."),
+]
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option("--allow-import", metavar="NAME", callback=allow, help="Module that files may name; can be repeated."),
+]
 _STEPS = typer.Option(
     "--total-timesteps", "-n", metavar="N", parser=parse_count, help="Steps per seed, such as 50000, 5e4 or 50k."
 )
@@ -73,6 +95,16 @@ Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="au
 Execution = Annotated[
     str | None, typer.Option("--execution", metavar="MODE", help="auto, eager, recorded, compile or cudagraph.")
 ]
+Defaults = Annotated[
+    bool,
+    typer.Option("--defaults", help="Use the plain default settings even if there is a preset for --algo and --env."),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="local|ADDRESS", help="Distribute with Ray: start it here, or join a cluster (host:port)."
+    ),
+]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide the progress display.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout as one JSON object.")]
 EpisodeSeed = Annotated[
@@ -85,10 +117,12 @@ Checkpoint = Annotated[
 
 
 def build_config(
-    source: str | None, *, settings: Sequence[str] | None = None, seeds: str | None = None, **fields: Any
-) -> TrainConfig:
-    """The config from the options: the file or preset, changed by the named options, then by `--set`."""
-    from rl_training.experiment.run.config import TrainConfig, merge, read_config
+    source: str | None, *, settings: Sequence[str] | None = None, seeds: str | None = None, tuned: bool = False,
+    **fields: Any,
+) -> TrainConfig:  # fmt: skip
+    """The config from the options: the file or preset, changed by the named options, then by `--set`. With `tuned`, an
+    algorithm and an environment without a file start from their preset, if there is one; stderr says so."""
+    from rl_training.experiment.run.config import TrainConfig, merge, read_config, tuned_preset
 
     if fields.get("seed") is not None and seeds is not None:
         raise UserError("--seed and --seeds cannot be combined: use --seed for one agent or --seeds for several")
@@ -96,17 +130,24 @@ def build_config(
         given = any("=" in pair and pair.split("=")[0].strip() in ("algo", "env_id") for pair in settings or ())
         if not given:
             raise UserError("nothing to train: give --config ppo/cartpole (a preset or a file), or --algo and --env")
+    if source is None and tuned:
+        pair = {**dict(p.partition("=")[::2] for p in settings or ()), **{k: v for k, v in fields.items() if v}}
+        source = tuned_preset(pair["algo"], pair["env_id"]) if {"algo", "env_id"} <= pair.keys() else None
+        if source is not None:
+            tell(f"settings: the tuned preset {source} (--defaults for the plain ones)")
     base = read_config(source) if source is not None else {}
     named = {key: value for key, value in fields.items() if value is not None}
     if seeds is not None:
         named["seeds"] = parse_seeds(seeds)
+    if "cluster" in named:
+        named["cluster"] = {"address": named["cluster"]}
     changes = merge(named, parse_settings(settings or (), named.get("algo", base.get("algo"))))
     if "total_timesteps" not in base and "total_timesteps" not in changes:
         raise UserError("the number of steps is missing: give --total-timesteps, such as -n 50000")
     for chosen, other in (("seeds", "seed"), ("seed", "seeds")):
         if chosen in changes and other not in changes:
             base = {key: value for key, value in base.items() if key != other}
-    return TrainConfig(**merge(base, changes))
+    return TrainConfig.from_file(merge(base, changes))
 
 
 def parse_settings(pairs: Sequence[str], algo: Any) -> dict[str, Any]:
@@ -123,6 +164,7 @@ def parse_settings(pairs: Sequence[str], algo: Any) -> dict[str, Any]:
         value = (
             text if path[0] in ("tags", "algo", "env_id", "output_dir", "device") else read_value(text, ".".join(path))
         )
+        allow_imports_in(value)
         if path == ["seeds"] and isinstance(value, str | int):
             value = parse_seeds(text)
         for part in reversed(path[1:]):
@@ -145,8 +187,11 @@ def _hyper_fields(algo: Any, key: str) -> Mapping[str, Any]:
     """The algorithm's settings. An unknown key raises UserError here, where the config's fields are known too."""
     from rl_training import registry
     from rl_training.experiment.run.config import TrainConfig
+    from rl_training.experiment.run.sb3_names import NAMES
 
     known: Mapping[str, Any] = registry.entry(algo).load().Hyper.model_fields if isinstance(algo, str) else {}
+    if key in NAMES:  # TrainConfig translates them
+        return {**known, key: None}
     if key not in known:
         near = did_you_mean(key, [*known, *TrainConfig.model_fields])
         of = f" of {algo}" if isinstance(algo, str) else ""

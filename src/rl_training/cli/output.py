@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.cli.boundary import PROGRAM, answer, tell
+from rl_training.errors import printable
+from rl_training.imports import allowed_imports
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.result import TrainResult
@@ -22,21 +23,20 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def as_plain(value: Any) -> Any:
     """The value with NumPy arrays and paths converted to JSON types."""
-    if isinstance(value, Mapping):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy
-        return as_plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
+    from rl_training.experiment.run.atomic import map_json
+
+    return map_json(value, lambda x: None)
 
 
 def lines(rows: Sequence[tuple[str, str]]) -> str:
     """One line `name   value` per row, aligned."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+    return "\n".join(f"  {printable(name):<{width}}  {printable(value)}" for name, value in rows)
+
+
+def say(text: str) -> None:
+    """Print one line to stdout. Names from files may contain line breaks and terminal codes, which are escaped."""
+    print(printable(text))
 
 
 def score(evaluation: Mapping[str, Any]) -> str:
@@ -68,15 +68,23 @@ def show_result(result: TrainResult, as_json: bool) -> int:
         rows.append(("best return", f"{score(result.best_eval)} (at step {result.best_eval['step']:,})"))
     pace = f"{summary['env_steps']:,} in {summary['wall_time_s']:,.1f} s ({summary['steps_per_second']:,.0f}/s)"
     rows += [("steps", pace), ("run directory", run)]
-    resume = command("resume", "--run", run)
+    named = named_modules(summary["env_id"])
+    resume = command("resume", "--checkpoint", run, *named)
     if result.signal is None:
-        rows.append(("evaluate", command("eval", "--checkpoint", run, "--num-episodes", "20")))
+        rows.append(("evaluate", command("eval", "--checkpoint", run, "--num-episodes", "20", *named)))
         rows.append(("train longer", f"{resume} --total-timesteps N" if result.status == "completed" else resume))
     tell(lines(rows))
     if result.signal is None:
         return 0
     tell(f"interrupted at step {summary['env_steps']:,}; everything is saved. Continue with: {resume}")
     return 128 + result.signal
+
+
+def named_modules(env_id: str) -> list[str]:
+    """Options for the next command: the run names modules that only the person may name (`rl_training.imports`)."""
+    module = env_id.rpartition(":")[0]
+    others = [name for name in allowed_imports() if name != module]
+    return [*(["--env", env_id] if module else []), *(word for name in others for word in ("--allow-import", name))]
 
 
 def _short(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 
 
 def plan(
@@ -21,15 +21,17 @@ def plan(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    defaults: o.Defaults = False,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Skip the speed measurement.")] = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Estimate what a run needs: memory, disk space, gradient steps, and time, measured for a few seconds."""
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        device=device, execution=execution,
+        device=device, execution=execution, tuned=not defaults,
     )  # fmt: skip
-    from rl_training.experiment.tools.plan import plan as make_plan
+    from rl_training.experiment.run.estimate import plan as make_plan
 
     found = make_plan(chosen, probe=not no_probe)
     if as_json:
@@ -57,7 +59,7 @@ def _show(p: dict[str, Any]) -> None:
         probe = p["probe"]
         rows.append(("speed", f"{probe['steps_per_second']:,.0f} steps/s (measured over {probe['steps']:,} steps)"))
         rows.append(("time", str(timedelta(seconds=round(p["eta_s"])))))
-    print(f"{p['algo']} on {p['env_id']}")
+    say(f"{p['algo']} on {p['env_id']}")
     print(lines(rows))
 
 

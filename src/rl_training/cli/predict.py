@@ -23,6 +23,7 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions as in training.")] = False,
     env: o.Env = None,
     device: o.Device = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Print the action for an observation: rl-training predict --checkpoint RUN --obs '[0.1, 0, 0, 0]'"""

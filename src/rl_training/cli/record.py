@@ -13,7 +13,7 @@ from rl_training.cli.evaluate import evaluate
 def record(
     checkpoint: o.Checkpoint,
     video: Annotated[
-        str, typer.Option("--video", "--output-dir", "-o", metavar="DIR", help="Directory for the MP4 files.")
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory for the MP4 files.")
     ] = "videos",
     num_episodes: Annotated[
         int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=10_000, help="Episodes per seed.")
@@ -21,6 +21,7 @@ def record(
     seed: o.EpisodeSeed = 0,
     env: o.Env = None,
     device: o.Device = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Record videos of a trained agent: the same as `eval --video`, with one episode per seed."""

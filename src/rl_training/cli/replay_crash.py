@@ -13,6 +13,7 @@ from rl_training.cli.output import lines, print_json
 def replay_crash(
     dump: Annotated[str, typer.Argument(metavar="DUMP", help="A nan_dump_... directory of a run.", show_default=False)],
     env: o.Env = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Find the operation that first produced NaN or infinity, by repeating the run up to the update of a dump.

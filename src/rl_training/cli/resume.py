@@ -15,26 +15,33 @@ from rl_training.errors import UserError
 
 def resume(
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", "-p", metavar="PATH", help="Continue from this checkpoint.")
+        str | None,
+        typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, or RUN (its latest valid checkpoint)."),
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", "-r", metavar="DIR", help="Continue from the latest valid checkpoint of this run."),
+        typer.Option("--run", "-r", metavar="DIR", hidden=True, help="RUN, as in --checkpoint."),
     ] = None,
     total_timesteps: o.Steps = None,
     env: o.Env = None,
+    cluster: o.Cluster = None,
     no_progress: o.NoProgress = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
-    """Continue a run exactly where it stopped. Use --total-timesteps to train longer than planned."""
+    """Continue a run exactly where it stopped. Use --total-timesteps to train longer than planned.
+
+    A distributed run starts or joins the cluster it was on; use --cluster if that has another address now.
+    """
     if (checkpoint is None) == (run is None):
-        raise UserError("give exactly one of --run DIR (continues from its latest checkpoint) and --checkpoint PATH")
+        raise UserError("say what to continue: --checkpoint PATH, or --run DIR for its latest checkpoint; not both")
     from rl_training.experiment.run.trainer import Trainer
 
     try:
         trainer = Trainer.resume(
             run if run is not None else checkpoint or "", total_timesteps=total_timesteps, env=env,
-            progress=not no_progress, command=sys.argv, warn=lambda message: tell(f"warning: {message}"),
+            cluster=cluster, progress=not no_progress, command=sys.argv,
+            warn=lambda message: tell(f"warning: {message}"),
         )  # fmt: skip
     except UserError as error:
         if env is not None and "does not fit" in str(error):

@@ -16,7 +16,7 @@ import typer
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
 from rl_training.cli.output import lines, print_json
-from rl_training.errors import UserError
+from rl_training.errors import UserError, printable
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.config import TrainConfig
@@ -44,7 +44,8 @@ def sweep(
         list[str] | None, typer.Option("--algo", "-a", metavar="NAME", help="Algorithm; can be repeated.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="ID", help="Environment; can be repeated.")
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="ID", callback=o.typed, help="Environment; can be repeated."),
     ] = None,
     total_timesteps: o.Steps = None,
     seeds: Annotated[
@@ -69,12 +70,19 @@ def sweep(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry trials that failed before.")] = False,
     device: o.Device = None,
     execution: o.Execution = None,
+    cluster: o.Cluster = None,
+    gpus: Annotated[
+        float, typer.Option("--gpus-per-trial", metavar="N", min=0.0, help="With --cluster; fractions are allowed.")
+    ] = 0.0,
     no_progress: o.NoProgress = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Train every combination of configs, environments, seeds and settings. Each is a trial that can be resumed.
 
     rl-training sweep --config dqn/cartpole --seeds 0-3 --set learning_rate=1e-3,3e-4 --workers 4
+
+    With --cluster, trials are tasks of a Ray cluster, whose machines must share the disk of --output-dir.
 
     To continue a sweep that was interrupted or killed, run the same command again. Exit status 1: a trial failed.
     """
@@ -89,9 +97,13 @@ def sweep(
         output_dir = f"sweeps/{configs[0].algo}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     chosen = Sweep(output_dir, configs, varied)
     with display(chosen, not no_progress) as show:
-        table = chosen.run(workers, retries=retries, retry_failed=retry_failed, on_event=show)
+        table = chosen.run(
+            workers, retries=retries, retry_failed=retry_failed, on_event=show, cluster=cluster, gpus=gpus
+        )
     if as_json:
         print_json(table)
+    elif table["ranking"]:
+        print("\n".join(ranking(table["ranking"])))
     _report(table)
     raise typer.Exit(0 if table["done"] == table["total"] else 1)
 
@@ -191,7 +203,7 @@ def display(sweep: Sweep, enabled: bool) -> Iterator[Any]:
         def show(event: Event) -> None:
             name = event.job.name
             if event.kind != "start":
-                bar.console.print(line(event), markup=False, highlight=False)
+                bar.console.print(printable(line(event)), markup=False, highlight=False)
                 if name in tasks:
                     bar.remove_task(tasks.pop(name))
             elif name not in tasks:
@@ -207,6 +219,20 @@ def _score(event: Event) -> str:
 
     evaluation = summary_of(event.state).get("final_eval") or {}
     return f", mean return {evaluation['mean_return']:,.1f}" if "mean_return" in evaluation else ""
+
+
+def ranking(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each combination, best first."""
+    several = len({row["env_id"] for row in rows}) > 1
+    out = []
+    for place, row in enumerate(rows, start=1):
+        values = "  ".join(f"{key}={value}" for key, value in row["settings"].items())
+        where = f" on {row['env_id']}" if several else ""
+        who = f"{row['algo']}{where}  {values}".rstrip()
+        spread = f" ({row['lowest']:,.1f} to {row['highest']:,.1f})" if len(row["trials"]) > 1 else ""
+        seeds = f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
+        out.append(f"{place:>3}  mean return {row['mean_return']:>10,.1f}{spread}, {seeds}  {who}")
+    return out
 
 
 def _report(table: dict[str, Any]) -> None:

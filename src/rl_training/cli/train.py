@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.boundary import tell
 from rl_training.cli.output import show_result
-from rl_training.errors import UserError
 
 
 def train(
@@ -24,13 +22,16 @@ def train(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    cluster: o.Cluster = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", metavar="NAME", help="Also log metrics to wandb, mlflow or trackio.")
     ] = None,
     init_from: Annotated[
         str | None, typer.Option("--init-from", metavar="RUN", help="Start with the networks of this run.")
     ] = None,
+    defaults: o.Defaults = False,
     no_progress: o.NoProgress = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Train an agent, or a study with several seeds at once.
@@ -38,28 +39,17 @@ def train(
     rl-training train --config ppo/cartpole
 
     rl-training train --algo sac --env Pendulum-v1 -n 20000 --seeds 0-4 --set learning_rate=1e-3
+
+    rl-training train --config impala/cartpole --cluster local --set cluster.actors=8
+
+    With --algo and --env, settings that are not given come from the packaged preset for the two, if there is one.
     """
     chosen = o.build_config(
         config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
         output_dir=output_dir, device=device, execution=execution, trackers=track or None, init_from=init_from,
+        tuned=not defaults, cluster=cluster,
     )  # fmt: skip
     from rl_training.experiment.run.trainer import Trainer
 
     trainer = Trainer(chosen, progress=not no_progress, command=sys.argv)
-    if config is None:
-        _suggest_preset(chosen.algo, chosen.env_id)
     raise typer.Exit(show_result(trainer.run(), as_json))
-
-
-def _suggest_preset(algo: str, env_id: str) -> None:
-    """Tuned settings change the results, so they are suggested and never applied silently."""
-    from rl_training import registry
-    from rl_training.experiment.run.config import read_config
-
-    for preset in registry.presets(algo):
-        try:
-            if read_config(preset).get("env_id") == env_id:
-                tell(f"hint: this run uses the default settings; use --config {preset} for tuned ones")
-                return
-        except UserError:  # a broken preset must not stop a run that does not use it
-            continue

@@ -8,7 +8,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import command, lines, print_json, score
+from rl_training.cli.output import command, lines, named_modules, print_json, say, score
 from rl_training.cli.sweep import Workers
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def tune(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    allow_import: o.AllowImport = None,
+    cluster: o.Cluster = None,
     no_progress: o.NoProgress = False,
     as_json: o.Json = False,
 ) -> None:
@@ -69,7 +71,7 @@ def tune(
         place, chosen, space=space, trials=trials, seeds=o.parse_seeds(seeds), final_seeds=o.parse_seeds(final_seeds),
         sampler_seed=sampler_seed, on_event=(lambda event: None) if no_progress else _show,
     )  # fmt: skip
-    _report(study.run(workers), as_json)
+    _report(study.run(workers, cluster=cluster), as_json)
 
 
 def tune_report(
@@ -108,10 +110,10 @@ def _report(report: dict[str, Any], as_json: bool) -> None:
     counts = ", ".join(
         f"{sum(row['state'] == state for row in report['trials'])} {state}" for state in ("complete", "pruned", "fail")
     )
-    print(f"{report['algo']} on {report['env_id']}: {counts}; seeds {', '.join(map(str, report['seeds']))}")
+    say(f"{report['algo']} on {report['env_id']}: {counts}; seeds {', '.join(map(str, report['seeds']))}")
     for row in sorted(done, key=lambda row: -row["mean_return"])[:_SHOWN]:
         params = "  ".join(f"{key}={_short(value)}" for key, value in row["params"].items())
-        print(f"  {row['mean_return']:>10,.1f}  trial {row['number']:<4} {params}")
+        say(f"  {row['mean_return']:>10,.1f}  trial {row['number']:<4} {params}")
     rows = []
     if report["importance"]:
         rows.append(("matters most", ", ".join(f"{k} {v:.0%}" for k, v in list(report["importance"].items())[:5])))
@@ -119,7 +121,9 @@ def _report(report: dict[str, Any], as_json: bool) -> None:
         rows.append(("held-out seeds", score(report["held_out"])))
     if report["best_config"]:
         rows.append(("best settings", report["best_config"]))
-        rows.append(("train with them", command("train", "--config", report["best_config"])))
+        rows.append(
+            ("train with them", command("train", "--config", report["best_config"], *named_modules(report["env_id"])))
+        )
     if errors := [row for row in report["trials"] if row["error"]]:
         rows.append(("first failure", f"trial {errors[0]['number']}: {errors[0]['error']}"))
     if rows:

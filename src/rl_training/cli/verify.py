@@ -9,7 +9,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, print_json, say
 
 
 def verify(
@@ -21,9 +21,12 @@ def verify(
         str | None, typer.Option("--seeds", metavar="LIST", help="Seeds to use instead of the ledger's: 0,1,2 or 0-4.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for the result.  [default: results]")
+        str | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Where the result goes.  [default: results]"),
     ] = None,
+    cluster: o.Cluster = None,
     no_progress: o.NoProgress = False,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Train as the verification ledger specifies and compare the score with the published bar.
@@ -37,8 +40,8 @@ def verify(
     registry.entry(algo)  # a typo raises an error with the nearest name
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)  # fail now, not after hours of training
-    folder = Path(output) if output is not None else None
-    result = ledger.verify(algo, env=env, seeds=chosen, output=folder, progress=not no_progress)
+    folder = Path(output or ledger.RESULTS).absolute()  # an environment may change the directory
+    result = ledger.verify(algo, env=env, seeds=chosen, output=folder, progress=not no_progress, cluster=cluster)
     if as_json:
         print_json(result)
         return
@@ -55,6 +58,6 @@ def verify(
             ("trained", f"{row['total_timesteps']:,} steps, seeds {', '.join(map(str, row['seeds']))}"),
             ("time", f"{row['wall_time_s']:,.0f} s on {row['device']} ({row['execution']})"),
         ]
-        print(f"{row['algo']} on {row['env_id']}" + (f" ({row['variant']})" if row.get("variant") else ""))
+        say(f"{row['algo']} on {row['env_id']}" + (f" ({row['variant']})" if row.get("variant") else ""))
         print(lines(rows))
     tell(f"written to {output or ledger.RESULTS}")

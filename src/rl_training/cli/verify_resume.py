@@ -6,7 +6,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import tell
-from rl_training.cli.output import print_json
+from rl_training.cli.output import print_json, say
 
 
 def verify_resume(
@@ -19,6 +19,7 @@ def verify_resume(
     settings: o.Settings = None,
     device: o.Device = None,
     execution: o.Execution = None,
+    allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Train briefly, stop, resume in a new process, and compare every saved tensor with an uninterrupted run.
@@ -40,9 +41,9 @@ def verify_resume(
     else:
         what = f"{found['algo']} on {found['env_id']}, stopped at step {found['cut_at']:,} of {found['steps']:,}"
         if found["identical"]:
-            print(f"identical: {what}; all {found['compared']} tensors and records have the same SHA-256")
+            say(f"identical: {what}; all {found['compared']} tensors and records have the same SHA-256")
         else:
             names = ", ".join(found["different"][:8]) + (" ..." if len(found["different"]) > 8 else "")
             why = " (its environments cannot be restored)" if found["environments"] == "restarted" else ""
-            print(f"DIFFERENT: {what}; {len(found['different'])} of {found['compared']} differ{why}: {names}")
+            say(f"DIFFERENT: {what}; {len(found['different'])} of {found['compared']} differ{why}: {names}")
     raise typer.Exit(0 if found["identical"] else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,14 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from rl_training.envs.atari import register_atari
 from rl_training.envs.dm_control import register_dm_control
 from rl_training.envs.goal import register_goals
+from rl_training.envs.packages import register_package
 from rl_training.envs.partial import register_memory_tasks
 from rl_training.envs.pixels import register_pixels
 from rl_training.envs.probes import register_probes
 from rl_training.envs.tensor.gym_env import register_tensor_envs
-from rl_training.errors import UserError, did_you_mean
+from rl_training.envs.vector import EnvError
+from rl_training.errors import UserError, describe, did_you_mean
+from rl_training.imports import import_named, is_allowed
 from rl_training.spec import EnvSource
 
 register_probes()
@@ -31,19 +33,15 @@ register_tensor_envs()
 def find_spec(env_id: str) -> GymSpec:
     """The registered spec of `env_id`, or a UserError that names the nearest id or the extra to install.
 
-    `module:Env-v0` imports the module: callers must pass only ids that the user typed, never one from a file.
+    `module:Env-v0` imports the module if the user named it (`rl_training.imports`), or finds what is registered.
     """
     module, _, name = env_id.rpartition(":")
     register_atari(env_id)
     register_dm_control(env_id)
-    if env_id.startswith("ALE/") or re.search(r"NoFrameskip-v\d+$", env_id):
-        try:
-            importlib.import_module("ale_py")  # registers its environments on import
-        except ImportError:
-            raise UserError(f"{env_id} needs the Atari extra: pip install 'rl-training[atari]'") from None
+    register_package(env_id)
     try:
-        if module:
-            importlib.import_module(module)
+        if module and (is_allowed(module) or name not in gym.registry):
+            import_named(module, f"the environment '{env_id}'")
         return gym.spec(name)
     except ModuleNotFoundError as error:
         raise UserError(f"Environment '{env_id}': module '{error.name}' cannot be imported.") from None
@@ -79,6 +77,8 @@ def make_env(source: EnvSource | GymSpec, env_kwargs: dict[str, Any] | None = No
             raise UserError(f"env_fn must return a gymnasium.Env; it returned {type(env).__name__}{hint}.")
         return env
     with user_errors(source, kwargs):
+        if reserved := sorted({"id", "disable_env_checker"} & kwargs.keys()):
+            raise UserError(f"env_kwargs.{reserved[0]} is an argument of gymnasium.make, not of {source.id}: remove it")
         return gym.make(source, disable_env_checker=True, **kwargs)
 
 
@@ -91,10 +91,19 @@ def user_errors(spec: GymSpec, env_kwargs: dict[str, Any]) -> Iterator[None]:
         raise UserError(_missing(spec, error)) from error
     except gym.error.DeprecatedEnv as error:
         raise UserError(f"Environment '{spec.id}': {error}") from None
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+    except (UserError, MemoryError):
+        raise
+    except SystemExit as error:
+        if type(error) is not SystemExit:
             raise
-        raise UserError(f"env_kwargs {sorted(env_kwargs)} do not fit {spec.id}: {error}") from None
+        raise EnvError(f"{spec.id} called sys.exit({error.code!r}) while it was made") from error
+    except Exception as error:  # the environment's own code failed
+        reason = str(error) if isinstance(error, OSError | TypeError) else describe(error)
+        if env_kwargs:
+            raise UserError(f"env_kwargs {sorted(env_kwargs)} do not fit {spec.id}: {reason}") from error
+        if isinstance(error, OSError):
+            raise UserError(f"{spec.id} cannot be made: {reason}") from error
+        raise EnvError(f"{spec.id} failed while it was made: {reason}") from error
 
 
 def env_name(source: EnvSource | GymSpec) -> str:

@@ -20,7 +20,7 @@ from gymnasium.wrappers import PassiveEnvChecker
 
 from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.masks import InfoMask, info_mask_length
-from rl_training.errors import UserError
+from rl_training.errors import UserError, describe
 from rl_training.spec import EnvSource
 
 EnvInput = EnvSource | gym.Env[Any, Any] | VectorEnv[Any, Any, Any]  # what a user may give as the environment
@@ -80,7 +80,7 @@ class GivenEnv:
             try:
                 made = make()
             except Exception as error:  # a user's environment may fail in any way
-                reason = f"{type(error).__name__}: {error}"
+                reason = describe(error)
                 continue
             if _is_like(made, self.env):
                 return make, made

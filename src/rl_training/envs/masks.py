@@ -31,7 +31,7 @@ class InfoMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._with_mask(obs, info), reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
-        if MASK not in info:
+        if not isinstance(info, dict) or MASK not in info:
             raise ValueError(f"info has no '{MASK}', but the first reset returned one; return it from every step")
         return {"observation": obs, MASK: flat_mask(info[MASK])}
 

@@ -47,6 +47,7 @@ class NativeVectorEnv(VectorEnv):
         self._modes = [AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) for env in self._envs]
         self.num_envs = ends[-1]
         self.compute_reward = getattr(first.unwrapped, "compute_reward", None)
+        self.compute_terminated = getattr(first.unwrapped, "compute_terminated", None)
         self._places = [(int(seed), stream, 0) for seed in seeds]
         self._halves = Buffers.allocate(self._encoder, self.num_envs, np.zeros).halves
         self._parity, self._round = 0, -1
@@ -58,7 +59,7 @@ class NativeVectorEnv(VectorEnv):
         self._round = self._round + 1 if episode is None else episode
         self._parity ^= 1
         for env, rows, place in zip(self._envs, self._rows, self._places):
-            obs, info = env.reset(seed=episode_seed(*place, self._round))
+            obs, info = self._call(env.reset, seed=episode_seed(*place, self._round))
             if self._masks and not self.spec.masked and MASK in info:
                 raise UserError(
                     f"{self.spec.env_id} has its {MASK} in info: use vectorization 'sync' or 'async',"
@@ -77,10 +78,18 @@ class NativeVectorEnv(VectorEnv):
         decoded = self._decoder.decode(np.asarray(actions, dtype=self._decoder.dtype))
         resets: list[tuple[slice, Any, Any]] = []  # rows, their new observations if known, the environment
         for env, rows, mode in zip(self._envs, self._rows, self._modes):
-            raw, reward, ends, cuts, info = env.step(decoded[rows])
-            rewards[rows], terminated[rows], truncated[rows] = reward, ends, cuts
+            result = self._call(env.step, decoded[rows])
+            try:
+                raw, reward, ends, cuts, info = result
+                for name, array in (("rewards", reward), ("terminations", ends), ("truncations", cuts)):
+                    if np.asarray(array).dtype.kind not in "fiub":
+                        raise ValueError(f"{name} have the type {np.asarray(array).dtype}")
+                rewards[rows], terminated[rows], truncated[rows] = reward, ends, cuts
+            except (TypeError, ValueError) as error:
+                rule = "step() must return obs, rewards, terminations, truncations, infos"
+                raise EnvError(f"{self.spec.env_id}: {rule}, as in Gymnasium's API ({error})") from error
             self._encode(raw, obs, rows)
-            ended_here = np.asarray(ends | cuts)
+            ended_here = terminated[rows] | truncated[rows]
             if not ended_here.any():
                 continue
             if mode is AutoresetMode.DISABLED:
@@ -151,10 +160,18 @@ class NativeVectorEnv(VectorEnv):
         for env in self._envs[self._borrowed :]:
             env.close()
 
+    def _call(self, method: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except SystemExit as error:
+            if type(error) is not SystemExit:
+                raise
+            raise EnvError(f"{self.spec.env_id}: the environment called sys.exit({error.code!r})") from error
+
     def _encode(self, raw: Any, out: Obs, rows: slice) -> None:
         try:
             self._encoder.encode_batch(raw, select_rows(out, rows))
-        except ObservationShapeError as error:
+        except (ObservationShapeError, TypeError, KeyError) as error:
             raise EnvError(f"{self.spec.env_id}: {error}") from None
 
     def _write_final(self, final: Any, obs: Obs, offset: int, done: Array) -> None:
@@ -230,6 +247,10 @@ def make_native(
             raise UserError(f"{env_id} has no native vector implementation: use vectorization 'sync' or 'async'.")
         kwargs: dict[str, Any] = {"vectorization_mode": "vector_entry_point", **env_kwargs}
         with user_errors(spec, env_kwargs):
+            if reserved := sorted(
+                {"id", "num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & env_kwargs.keys()
+            ):
+                raise UserError(f"env_kwargs.{reserved[0]} is an argument of gymnasium.make_vec: remove it")
             envs = [gym.make_vec(spec, num_envs, **kwargs) for _ in seeds]
     else:
         make = env_id if isinstance(env_id, VectorSource) else VectorSource(env_id, num_envs)

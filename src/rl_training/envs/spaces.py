@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,20 +20,30 @@ class ObservationShapeError(ValueError):
     """An observation does not have the shape of its space. NumPy would silently broadcast some of these."""
 
 
+def _check_numbers(value: Array, where: str = "") -> None:
+    """NumPy would silently drop the imaginary part of a complex number, and read numbers from texts."""
+    if value.dtype.kind not in "fiub":
+        raise ObservationShapeError(f"observation{where} has the type {value.dtype}; it must hold real numbers")
+
+
 class _Leaf:
     """One basic space within the observation space, and the position of its encoding."""
 
     def __init__(self, space: spaces.Space[Any], path: tuple[Any, ...]) -> None:
         self.path = path
         self.image = ""  # name of the output array; empty if part of the vector
-        self.channels_last = False
+        self.channels_last = self.flags = False
         self.offset = 0
         if isinstance(space, spaces.Box):
             self.shape: tuple[int, ...] = tuple(space.shape)
-            if space.dtype == np.uint8 and len(self.shape) == 3:
+            self.flags = space.dtype == np.bool_  # true is 255 in an image
+            if (self.flags or space.dtype == np.uint8) and len(self.shape) == 3:
                 self.image = ".".join(map(str, path)) or "image"
                 self.image = "vector.image" if self.image == "vector" else self.image
-                self.channels_last = self.shape[2] in (1, 3, 4) and self.shape[0] > self.shape[2]
+                square = self.shape[0] == self.shape[1] != self.shape[2]  # planes of flags come in any number
+                self.channels_last = (self.flags and square) or (
+                    self.shape[2] in (1, 3, 4) and self.shape[0] > self.shape[2]
+                )
             self.one_hot: Array | None = None
         elif isinstance(space, spaces.Discrete):
             self.shape, self.one_hot = (), np.array([space.n])
@@ -62,14 +73,16 @@ class _Leaf:
 
     def fill(self, value: Any, out: Array) -> None:
         """Encode a batch of this space's values into `out`: `[B, C, H, W]` or `[B, size]`."""
-        value = np.asarray(value)
+        value, where = np.asarray(value), f" {'.'.join(map(str, self.path))}" if self.path else ""
+        _check_numbers(value, where)
         if value.shape != (len(out), *self.shape):
-            where = f" {'.'.join(map(str, self.path))}" if self.path else ""
             raise ObservationShapeError(f"observation{where} has shape {value.shape[1:]}; its space has {self.shape}")
         if self.mask:
             out[...] = value.reshape(len(out), self.size) != 0
         elif self.image:
             out[...] = value.transpose(0, 3, 1, 2) if self.channels_last else value
+            if self.flags:
+                out *= 255
         elif self.one_hot is None:
             out[...] = value.reshape(len(out), self.size)
         else:
@@ -86,7 +99,20 @@ def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[_Leaf]
         return [leaf for key, sub in space.spaces.items() for leaf in _leaves(sub, (*path, key))]
     if isinstance(space, spaces.Tuple):
         return [leaf for key, sub in enumerate(space.spaces) for leaf in _leaves(sub, (*path, key))]
-    return [_Leaf(space, path)]
+    return [] if is_text(space) else [_Leaf(space, path)]
+
+
+def is_text(space: spaces.Space[Any]) -> bool:
+    """Is it a space of texts? Gymnasium has one, and packages define others, such as MiniGrid's missions."""
+    return isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U")
+
+
+def dropped_texts(space: spaces.Space[Any], name: str = "") -> list[str]:
+    """Names of the texts in an observation space, which networks do not read."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return [found for key, sub in parts for found in dropped_texts(sub, f"{name}.{key}" if name else str(key))]
+    return [name or "observation"] if is_text(space) else []
 
 
 class ObsEncoder:
@@ -124,7 +150,8 @@ class ObsEncoder:
         only = self._all[0] if self._all else None
         if len(self._all) == 1 and only is not None and not only.path and only.one_hot is None:
             if only.image:
-                self.write = _image_writer(only.shape, only.channels_last)
+                if not only.flags:
+                    self.write = _image_writer(only.shape, only.channels_last)
             else:
                 self.write, self.write_rows = _box_writer(only.shape), _box_rows_writer(only.shape)
 
@@ -199,9 +226,11 @@ def _box_rows_writer(shape: tuple[int, ...]) -> Callable[[list[Any], Any], None]
 
     def write_rows(rows: list[Any], out: Array) -> None:
         # NumPy rejects rows of different shapes, so it is enough to check the first.
-        first = rows[0]
-        if (first.shape if type(first) is np.ndarray else np.shape(first)) != shape:
-            raise ObservationShapeError(f"observation has shape {np.shape(first)}; its space has {shape}")
+        first = rows[0] if type(rows[0]) is np.ndarray else np.asarray(rows[0])
+        if first.dtype.kind != "f":
+            _check_numbers(first)
+        if first.shape != shape:
+            raise ObservationShapeError(f"observation has shape {first.shape}; its space has {shape}")
         (out if flat else out.reshape(len(rows), *shape))[...] = rows
 
     return write_rows
@@ -213,6 +242,7 @@ def _box_writer(shape: tuple[int, ...]) -> Callable[[Any, Any, int], None]:
     def write(obs: Any, out: Array, i: int) -> None:
         if type(obs) is not np.ndarray:
             obs = np.asarray(obs)
+        _check_numbers(obs)
         if obs.shape != shape:
             raise ObservationShapeError(f"observation has shape {obs.shape}; its space has {shape}")
         out[i] = obs if flat else obs.reshape(-1)
@@ -223,6 +253,7 @@ def _box_writer(shape: tuple[int, ...]) -> Callable[[Any, Any, int], None]:
 def _image_writer(shape: tuple[int, ...], channels_last: bool) -> Callable[[Any, Any, int], None]:
     def write(obs: Any, out: Array, i: int) -> None:
         obs = np.asarray(obs)
+        _check_numbers(obs)
         if obs.shape != shape:
             raise ObservationShapeError(f"observation has shape {obs.shape}; its space has {shape}")
         out[i] = obs.transpose(2, 0, 1) if channels_last else obs
@@ -336,6 +367,8 @@ def make_spec(
     """The spec of the encoded spaces. Unsupported spaces raise UserError here, before any training."""
     try:
         encoder, action = ObsEncoder(observation_space, masks), make_action_spec(action_space)
+        if texts := dropped_texts(observation_space):
+            warnings.warn(f"{env_id}: text in the observation is not used: {', '.join(texts)}", stacklevel=2)
         observation = encoder.spec
         if masks and isinstance(observation, dict) and MASK in observation:
             check_mask_length(observation[MASK].shape[0], action)

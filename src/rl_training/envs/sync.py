@@ -6,7 +6,7 @@ import operator
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from rl_training.envs.masks import InfoMask, info_mask_length, mask_components, 
 from rl_training.envs.spaces import ActionDecoder, Obs, ObsEncoder, make_spec, use_fast_contains
 from rl_training.envs.state import SubState, has_state, pack, read_own_state, unpack, write_own_state
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv, episode_seed
+from rl_training.errors import describe
 from rl_training.spec import MASK, Array, EnvSource, EnvSpec
 
 MAX_RECORDED = 50_000  # actions of a running episode kept for replay; longer episodes restart on resume
@@ -117,6 +118,7 @@ class SubEnvs:
         self._starts = [0] * len(places)
         self._own_state = has_state(env)
         self.compute_reward = getattr(env.unwrapped, "compute_reward", None)
+        self.compute_terminated = getattr(env.unwrapped, "compute_terminated", None)
         self._log: deque[Array] = deque(maxlen=1 if self._own_state else MAX_RECORDED)
         # The sum of 0 * x is 0 only if all of x is finite: the cheapest test of a whole batch.
         self._zeros = np.zeros(len(places), np.float32)
@@ -142,11 +144,16 @@ class SubEnvs:
             for env_step, action in zip(self._steps, self.decoder.decode(actions)):
                 obs, reward, terminated, truncated, info = env_step(action)
                 if terminated or truncated:
-                    ended.append((len(batch), terminated, truncated, info.get("is_success", np.nan)))
+                    ended.append((len(batch), *self._check_end(len(batch), terminated, truncated, info)))
                 batch.append(obs)
                 batch_rewards.append(reward)
+            if not self._now:  # later, only flags that are true are looked at
+                self._check_end(len(batch) - 1, terminated, truncated, info)
         except (TypeError, ValueError) as error:
-            self._explain_unpacking(error, len(batch), "step() must return obs, reward, terminated, truncated, info")
+            self._explain_bad_data(error, len(batch), "step() must return obs, reward, terminated, truncated, info")
+            raise
+        except SystemExit as error:
+            self._explain_exit(error, len(batch))
             raise
         self._log.append(actions)
         self._now += 1
@@ -215,7 +222,10 @@ class SubEnvs:
         try:
             obs, _ = self.envs[i].reset(seed=episode_seed(*self._places[i], int(self.buffers.episode[i])))
         except (TypeError, ValueError) as error:
-            self._explain_unpacking(error, i, "reset(seed=...) must return obs, info")
+            self._explain_bad_data(error, i, "reset(seed=...) must return obs, info")
+            raise
+        except SystemExit as error:
+            self._explain_exit(error, i)
             raise
         self._returns[i] = 0.0
         self._starts[i] = self._now
@@ -227,13 +237,34 @@ class SubEnvs:
         except (TypeError, ValueError) as error:
             raise self._fault(i, str(error)) from None
 
-    def _explain_unpacking(self, error: Exception, i: int, rule: str) -> None:
-        """Explain an error that comes from an older environment API: unpacking the returned values failed here or in a
-        Gymnasium wrapper. Errors raised by the environment's own code are passed on."""
+    def _explain_bad_data(self, error: Exception, i: int, rule: str) -> None:
+        """Explain an error about what the environment returned: its values could not be unpacked (an older API), used
+        as flags, or read by a wrapper of ours. Errors raised by the environment's own code are passed on."""
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         name = frame.f_globals.get("__name__", "")
         if "unpack" in str(error) and (name == __name__ or name.startswith("gymnasium.")):
             raise self._fault(i, f"{rule}, as in Gymnasium's API ({error})") from error
+        if name in (__name__, InfoMask.__module__):
+            what = (
+                "terminated and truncated must be true or false, one value each" if "truth value" in str(error) else ""
+            )
+            raise self._fault(i, what or str(error)) from error
+
+    def _explain_exit(self, error: SystemExit, i: int) -> None:
+        if type(error) is SystemExit:
+            raise self._fault(i, f"the environment called sys.exit({error.code!r})") from error
+
+    def _check_end(self, i: int, terminated: Any, truncated: Any, info: Any) -> tuple[bool, bool, float]:
+        """(terminated, truncated, is_success or NaN) of an ended episode. Any text is true, so types are checked."""
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.ndim(flag) or np.asarray(flag).dtype.kind not in "biuf":
+                raise self._fault(i, f"{name} must be true or false, not {flag!r}")
+        if not isinstance(info, Mapping):
+            raise self._fault(i, f"info must be a dict, not {info!r}")
+        success = info.get("is_success", np.nan)
+        if np.ndim(success) or np.asarray(success).dtype.kind not in "biuf":
+            raise self._fault(i, f"is_success in info must be true, false or a number, not {success!r}")
+        return bool(terminated), bool(truncated), float(success)
 
     def _find_fault(self, batch: list[Any], rewards: list[Any], parity: int) -> None:
         """Find the row that could not be written and raise an error that names it. Not on the hot path."""
@@ -299,7 +330,7 @@ class SubEnvs:
             else:
                 problem = "its state was not recorded"
         except Exception as error:  # a user's environment may fail in any way; continue with a new episode
-            problem = f"{type(error).__name__}: {error}"
+            problem = describe(error)
         if problem:
             where = f"{self.spec.env_id}, sub-environment {self._first + i}"
             warnings.warn(f"{where} starts a new episode: {problem}", stacklevel=2)
@@ -333,6 +364,7 @@ class SyncVectorEnv(VectorEnv):
     ) -> None:  # fmt: skip
         self._sub = SubEnvs(source, env_kwargs, places, masks=masks)
         self.spec, self.num_envs, self.compute_reward = self._sub.spec, len(places), self._sub.compute_reward
+        self.compute_terminated = self._sub.compute_terminated
         self._buffers = self._sub.buffers
         self._parity, self._started = 0, False
         self._valid = np.ones(self.num_envs, np.bool_)

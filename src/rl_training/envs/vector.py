@@ -62,6 +62,7 @@ class VectorEnv(ABC):
     spec: EnvSpec
     num_envs: int
     compute_reward: Callable[..., Any] | None = None  # goal environments only: (achieved, desired, info) -> rewards
+    compute_terminated: Callable[..., Any] | None = None  # likewise, where an environment has it: -> ends
 
     @abstractmethod
     def reset(self, *, episode: int | None = None) -> Obs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing as mp
+import multiprocessing.resource_tracker as resource_tracker
 import pickle
 import signal
 import sys
@@ -21,7 +22,7 @@ from rl_training.envs.spaces import Obs
 from rl_training.envs.state import pack, unpack
 from rl_training.envs.sync import Buffers, Place, SubEnvs, copy_rows, ended_episodes, start_episodes
 from rl_training.envs.vector import EnvError, EnvState, Restored, Step, VectorEnv
-from rl_training.errors import UserError
+from rl_training.errors import UserError, describe
 from rl_training.machine import usable_cpus
 from rl_training.spec import Array, EnvSource
 
@@ -67,6 +68,7 @@ def _run_worker(
     # A signal to the whole process group must not stop the workers before the learner has saved its state.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _set_sigint_blocked(False)  # it was blocked until here, see `launch`
     arena = _Arena(block)
     rows = slice(first, first + len(places))
     try:
@@ -100,7 +102,14 @@ def _run_worker(
     except (EOFError, ConnectionError):  # the learner is gone
         return
     except Exception as error:
-        conn.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode())
+        conn.send_bytes(FAILED + describe(error).encode(errors="backslashreplace"))
+
+
+def _set_sigint_blocked(blocked: bool) -> bool:
+    """Block or unblock SIGINT in this thread. Returns whether it was blocked."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return False
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK if blocked else signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class _Worker:
@@ -117,7 +126,12 @@ class _Worker:
     def launch(self, ctx: Any, *args: Any) -> None:
         self.conn, theirs = ctx.Pipe()
         self.process = ctx.Process(target=_run_worker, args=(theirs, *args), daemon=True)
-        self.process.start()
+        resource_tracker.ensure_running()  # its start would unblock the signal
+        blocked = _set_sigint_blocked(True)  # a new process inherits this: Ctrl-C would end it with a traceback
+        try:
+            self.process.start()
+        finally:
+            _set_sigint_blocked(blocked)
         theirs.close()  # so that we read end-of-file when the worker dies
 
     def kill(self) -> None:
@@ -170,6 +184,7 @@ class AsyncVectorEnv(VectorEnv):
                 " vectorization 'sync'."
             ) from None
         self.spec, self.num_envs, self.compute_reward = probe.spec, len(places), probe.compute_reward
+        self.compute_terminated = probe.compute_terminated
         self._timeout = timeout
         linux = sys.platform.startswith("linux")
         self._ctx = mp.get_context("forkserver" if linux else "spawn")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_training import registry
 from rl_training.algorithms.acting import RunningEpisodes
@@ -16,11 +16,12 @@ from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.algorithms.state import count_rows
 from rl_training.envs.given import EnvInput, fresh, given, read_spaces
 from rl_training.envs.masks import mask_components, rows_without_actions
-from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, make_action_spec
+from rl_training.envs.spaces import ActionDecoder, ObsEncoder, ObservationShapeError, is_text, make_action_spec
+from rl_training.envs.wrappers import wrapped
 from rl_training.errors import UserError
 from rl_training.experiment.run.checkpoint import Checkpoint, checkpoint_errors, load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig
-from rl_training.experiment.run.stats import eval_summary
+from rl_training.experiment.run.stats import UNBOUNDED, eval_summary
 from rl_training.ops import rng
 from rl_training.ops.tree import fill, tree_map, tree_stack
 from rl_training.runtime.engine.executor import choose_device
@@ -35,19 +36,23 @@ def build_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) ->
     return cls(spec, seed=config.all_seeds[0], device=device, num_envs=num_envs, **fields)
 
 
-def safe_env_id(env_id: str) -> str:
-    """The id of an environment named by a file. A module part is never imported: that would run the file's code."""
-    _, colon, name = env_id.rpartition(":")
-    if not colon:
-        return env_id
-    import gymnasium
+def check_numbers(saved: Mapping[str, torch.Tensor]) -> None:
+    """Refuse networks and optimiser states that are NaN or infinite: no run saves them, so somebody else did."""
+    for name, tensor in saved.items():
+        mine = name.startswith(("train.params.", "train.target.", "train.opt."))
+        if mine and tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"the checkpoint is refused: {name} contains NaN or infinity")
 
-    if name not in gymnasium.registry:
+
+def check_features(checkpoint: Checkpoint, features: Any) -> None:
+    """A features network of the user's own is code, so a checkpoint has only its weights: it must be given again."""
+    name = checkpoint.meta.get("env_spec", {}).get("features")
+    if (name is None) != (features is None):
         raise UserError(
-            f"the checkpoint names the environment '{env_id}', and code named by a file is not imported;"
-            f" register {name} first, or pass the environment explicitly (--env or env_id=)"
+            f"this policy reads observations with a network of its own, {name}: pass it again as features=..."
+            if features is None
+            else "this policy was trained without a features network of its own: leave out features"
         )
-    return name
 
 
 class Agent:
@@ -72,20 +77,24 @@ class Agent:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
-    ) -> Agent:
+        cls, path: str | Path, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
+        features: Any = None,
+    ) -> Agent:  # fmt: skip
         checkpoint = load_checkpoint(resolve(path), stems=("state",))
-        return cls.from_checkpoint(checkpoint, seed=seed, device=device, env=env)
+        return cls.from_checkpoint(checkpoint, seed=seed, device=device, env=env, features=features)
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None
-    ) -> Agent:
+        cls, checkpoint: Checkpoint, *, seed: int | None = None, device: str = "auto", env: EnvInput | None = None,
+        features: Any = None,
+    ) -> Agent:  # fmt: skip
+        check_features(checkpoint, features)
         with checkpoint_errors(checkpoint.path, checkpoint.manifest.get("versions")):
-            config = TrainConfig(**checkpoint.meta["config"])
-            spec = EnvSpec.from_json(checkpoint.meta["env_spec"])
+            config = TrainConfig.from_file(checkpoint.meta["config"])
+            spec = replace(EnvSpec.from_json(checkpoint.meta["env_spec"]), features=features)
             algorithm = build_algorithm(config, spec, choose_device(device))
             blank = tree_stack([algorithm.init_state(s) for s in config.all_seeds])
+            check_numbers(checkpoint.tensors["state"])
             train = fill(blank, checkpoint.tensors["state"], "train")
         return cls(algorithm, train, config, seed=seed, env=env, path=checkpoint.path)
 
@@ -93,7 +102,8 @@ class Agent:
 
     @property
     def env(self) -> EnvSource:
-        return self._env if self._env is not None else safe_env_id(self.config.env_id)
+        source = self._env if self._env is not None else self.config.env_id
+        return wrapped(source, self.config.env_wrappers)
 
     def _spaces(self) -> tuple[Any, Any]:
         """Encoder of raw observations and decoder of actions; the environment is made once to read its spaces."""
@@ -186,42 +196,50 @@ class Agent:
         agent judges by what it remembers, and does not remember being asked."""
         batch, single = self._encode(obs)
         seen = {"carry": self.episodes.read(count_rows(batch))} if self.algorithm.recurrent else {}
-        return self._result(self.algorithm.value(self.state, batch, **seen), single)
+        values = self.algorithm.value(self.state, batch, **seen).cpu().numpy()
+        return float(values[0]) if single else values
 
     @torch.no_grad()
     def q_values(self, obs: Any) -> Any:
         """One value per action (discrete value-based algorithms)."""
-        q_values = getattr(self.algorithm, "q_values", None)
-        if q_values is None or not self.algorithm.spec.action.discrete:
-            raise UserError(f"{self.config.algo} has no values per action; use value(obs)")
         batch, single = self._encode(obs)
         seen = {"carry": self.episodes.read(count_rows(batch))} if self.algorithm.recurrent else {}
-        values = q_values(self.state.params, batch, **seen).cpu().numpy()
+        values = self.algorithm.action_values(self.state, batch, **seen).cpu().numpy()
         return values[0] if single else values
 
-    def _result(self, values: Tensor, single: bool) -> Any:
-        array = values.cpu().numpy()
-        return float(array[0]) if single else array
-
     def evaluate(
-        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True
-    ) -> dict[str, Any]:
-        """Mean return and more over fresh episodes, by the best actions or by samples (of every seed when asked)."""
+        self, num_episodes: int = 10, *, seed: int = 0, all_seeds: bool = False, deterministic: bool = True,
+        env: EnvInput | None = None, env_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Mean return and more over fresh episodes, by the best actions or by samples (of every seed when asked).
+
+        `env` is another environment with the same spaces; `env_kwargs` change arguments of the environment.
+        """
         if num_episodes < 1:
             raise UserError(f"num_episodes = {num_episodes}: an evaluation needs at least one")
-        self._spaces()
+        source, arguments = self.env, {**self.config.env_arguments("evaluation"), **(env_kwargs or {})}
+        if env is not None:
+            source = wrapped(fresh(given(env, self.config.vectorization, arguments)), self.config.env_wrappers)
+        if env is None and not env_kwargs:
+            self._spaces()
+        else:
+            masks = self.algorithm.masks
+            space, actions = read_spaces(source, arguments, masks=masks)
+            self.check_spec(ObsEncoder(space, masks).spec, make_action_spec(actions))
         train = self.train if all_seeds else tree_map(lambda x: x[self.index : self.index + 1], self.train)
         seeds: Sequence[int] = self.seeds if all_seeds else (self.seeds[self.index],)
         evaluator = Evaluator(
-            self.algorithm, self.env, [seed + s for s in seeds], num_episodes, self.config.env_arguments("evaluation"),
-            deterministic=deterministic,
-        )  # fmt: skip
+            self.algorithm, source, [seed + s for s in seeds], num_episodes, arguments, deterministic=deterministic
+        )
         try:
             result = evaluator.run(train)
         finally:
             evaluator.close()
         assert result is not None
-        summary: dict[str, Any] = eval_summary(list(seeds), result.returns, result.lengths, result.successes)
+        scores = (result.returns, result.lengths, result.successes)
+        known = env is None and not env_kwargs
+        bounds = self.config.score_bounds() if known else UNBOUNDED
+        summary: dict[str, Any] = eval_summary(list(seeds), *scores, bounds)
         return {**summary, "std_return": float(np.std(np.concatenate(result.returns)))}
 
 
@@ -229,6 +247,10 @@ def classify(space: Any, obs: Any) -> tuple[int | None, Any]:
     """(how many observations, None for a single one; the batch) for a value that should be some of a space."""
     from gymnasium import spaces
 
+    if isinstance(space, spaces.Dict) and isinstance(obs, dict):  # texts are not used: they may be left out
+        texts = {name for name, part in space.spaces.items() if is_text(part)}
+        space = spaces.Dict({name: part for name, part in space.spaces.items() if name not in texts})
+        obs = {name: value for name, value in obs.items() if name not in texts}
     if isinstance(space, spaces.Dict | spaces.Tuple):
         names: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
         kind = dict if isinstance(space, spaces.Dict) else tuple | list

@@ -101,6 +101,8 @@ def write_durable(path: Path, blocks: Iterable[bytes | memoryview], point: str =
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
+    if path.is_dir():
+        raise UserError(f"{path} is a directory; give the name of a file")
     atomic_write_bytes(path, text.encode())
 
 
@@ -147,9 +149,11 @@ def replace_directory(path: Path, source: Path) -> Path:
 
 
 def map_json(value: Any, non_finite: Callable[[float], Any]) -> Any:
-    """`value` (also tuples, tensors and NumPy values) as JSON types; `non_finite` replaces NaN and infinity."""
+    """`value` (also paths, tuples, tensors and NumPy values) as JSON types; `non_finite` replaces NaN and infinity."""
     if value is None or isinstance(value, (str, bool)):
         return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -234,7 +238,8 @@ def exclusive_directory(directory: Path, what: str, wait: float = 0.0) -> Iterat
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise UserError(
-                    f"another process is working on {what} in {directory}; wait for it to finish, or stop it"
+                    f"another process is working on {what} in {directory}, or another trainer in this process;"
+                    " wait for it to finish, or stop it"
                 ) from None
             time.sleep(0.05)
     try:

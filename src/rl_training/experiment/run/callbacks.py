@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl_training.envs.vector import Step
 from rl_training.errors import UserError
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.config import TrainConfig
@@ -31,6 +32,11 @@ class TrainingRun(Protocol):
 
 class Callback:
     def on_train_start(self, trainer: TrainingRun) -> None: ...
+
+    def on_step(self, trainer: TrainingRun, step: Step) -> None:
+        """Called after every step of the environments, with their observations, rewards, endings and finished episodes
+        (`envs.vector.Step`). The arrays are used again: copy what you keep. It slows training down, so only callbacks
+        that override it are called. Not called by offline algorithms."""
 
     def on_collect_end(self, trainer: TrainingRun, result: dict[str, Any]) -> None:
         """Called after each block of training steps; `result` has env_steps and gradient_steps."""

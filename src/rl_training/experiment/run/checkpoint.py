@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from rl_training.errors import UserError
+from rl_training.envs.vector import EnvError
+from rl_training.errors import NonFiniteError, UserError, short_repr
 from rl_training.experiment.run import tensor_file
 from rl_training.experiment.run.atomic import (
     failpoint,
@@ -92,7 +93,9 @@ def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Ite
         if (written := (versions or {}).get("rl_training", __version__)) == __version__:
             raise
         raise UserError(f"{error}. {path} was written by rl_training {written}; this is {__version__}") from None
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (EnvError, NonFiniteError):
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"{path} is not a checkpoint of a training run, or was written by another version: {what}"
@@ -209,7 +212,10 @@ def load_checkpoint(
         if stem not in present:
             raise CheckpointError(f"Checkpoint {path} has no '{stem}' part; it has: {', '.join(present)}.")
     _check_files(path, manifest, {f"{stem}.safetensors" for stem in chosen})
-    tensors = {stem: _read_tensors(path / f"{stem}.safetensors", device) for stem in chosen}
+    try:
+        tensors = {stem: tensor_file.read(path / f"{stem}.safetensors", device) for stem in chosen}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"Checkpoint {path} is refused: {str(error)[:300]}.") from error
     try:
         meta = _restore_floats(manifest["meta"])
     except (ValueError, TypeError, RecursionError) as error:
@@ -234,9 +240,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError("it was not written by rl_training")
         if manifest.get("schema") != SCHEMA:
-            raise CheckpointError(
-                f"Checkpoint {path} has format version {manifest.get('schema')!r}; this version reads {SCHEMA}."
-            )
+            found = short_repr(manifest.get("schema"))
+            raise CheckpointError(f"Checkpoint {path} has format version {found}; this version reads {SCHEMA}.")
         body = {key: value for key, value in manifest.items() if key != "checksum"}
         if data != _manifest_bytes(body):
             raise ValueError("its checksum is wrong")
@@ -252,7 +257,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"Checkpoint {path} is damaged or foreign: {MANIFEST}: {error}.") from error
     name = path.absolute().name
     if _NAME.fullmatch(name) and manifest.get("name") != name:  # a copy with another kind of name is fine
-        raise CheckpointError(f"Checkpoint {path} has the wrong name: it was saved as {manifest.get('name')!r}.")
+        raise CheckpointError(
+            f"Checkpoint {path} has the wrong name: it was saved as {short_repr(manifest.get('name'))}."
+        )
     return manifest
 
 
@@ -298,15 +305,6 @@ def _check_files(path: Path, manifest: dict[str, Any], hashed: Collection[str] |
         raise CheckpointError(f"Checkpoint {path} is refused: {error}.") from error
 
 
-def _read_tensors(path: Path, device: str | torch.device) -> NamedTensors:
-    """Copies instead of views of the mapped file: the checkpoint may be removed while they are in use."""
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"Checkpoint {path.parent} is refused: {path.name}: {error}.") from error
-
-
 def _restore_floats(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {"$float"}:
@@ -323,8 +321,9 @@ def _checkpoints_dir(directory: Path) -> Path:
     return inner if os.path.isdir(inner) else directory
 
 
-def list_checkpoints(directory: Path, kind: Kind | None = None) -> list[Path]:
-    """The checkpoints in a run directory or its `checkpoints/`, found by name, sorted by step; some may be damaged."""
+def list_checkpoints(directory: Path, kind: Kind | None = None, *, links: bool = False) -> list[Path]:
+    """The checkpoints in a run directory or its `checkpoints/`, found by name, sorted by step; some may be damaged.
+    With `links`, also links and files with such a name."""
     directory = _checkpoints_dir(directory)
     if not os.path.isdir(directory):
         return []
@@ -333,7 +332,7 @@ def list_checkpoints(directory: Path, kind: Kind | None = None) -> list[Path]:
     except OSError as error:
         raise CheckpointError(f"Cannot look for checkpoints in {directory}: {os_reason(error)}.") from error
     found = [(int(match[2]), entry) for match, entry in named if match and kind in (None, match[1])]
-    return [entry for _, entry in sorted(found) if entry.is_dir() and not entry.is_symlink()]
+    return [entry for _, entry in sorted(found) if links or (entry.is_dir() and not entry.is_symlink())]
 
 
 def _warn(message: str) -> None:
@@ -343,7 +342,7 @@ def _warn(message: str) -> None:
 def latest_valid(run_dir: Path, warn: Warn = _warn, kind: Kind = "step") -> Path:
     """The newest valid checkpoint; `warn` is called for every newer one that is not valid."""
     skipped = 0
-    for path in reversed(list_checkpoints(run_dir, kind)):
+    for path in reversed(list_checkpoints(run_dir, kind, links=True)):
         reason = verify(path)
         if reason is None:
             return path

@@ -12,7 +12,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rl_training import registry
+from rl_training.cluster.settings import ClusterSettings, distributed, parse_cluster
 from rl_training.errors import UserError, did_you_mean, explain
+from rl_training.experiment.run.sb3_names import NAMES, translate
+from rl_training.imports import allow_imports_in, values_from_file
 
 ENV_PARTS = ("training", "evaluation")
 
@@ -62,12 +65,14 @@ class TrainConfig(BaseModel):
     """Environments of each seed; empty: the algorithm's default."""
     vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"] = "auto"
     """How the environments are stepped."""
+    cluster: ClusterSettings | None = None
+    """Distribute the run with Ray: {actors: 8, envs_per_actor: 16, ...} (docs/scale.md); empty: this process alone."""
     eval_episodes: int = Field(10, ge=1)
     """Episodes of each seed in an evaluation."""
     eval_deterministic: bool = True
     """Evaluate with the policy's best actions; off: with actions sampled as in training."""
-    eval_interval: int = Field(0, ge=0)
-    """Steps between evaluations; 0: evaluate only at the end."""
+    eval_interval: int | None = Field(None, ge=0)
+    """Steps between evaluations; empty: a twentieth of the run; 0: evaluate only at the end."""
     log_interval: int = Field(1_000, ge=1)
     """Steps between log lines."""
     checkpoint_interval: int | None = Field(None, ge=1)
@@ -84,14 +89,25 @@ class TrainConfig(BaseModel):
     """Labels of your own, to find the run again."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment; those under `training:` or `evaluation:` apply to one of the two only."""
+    env_wrappers: tuple[str | dict[str, Any], ...] = ()
+    """Wrappers around each environment, the first one innermost: module:Wrapper, or {wrapper: ..., kwargs: {...}}."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """The algorithm's own settings (`rl-training config` shows all of them)."""
 
     def __init__(self, /, **values: Any) -> None:
+        allow_imports_in(values)  # passed in Python, unless `from_file` says otherwise
+        if "cluster" in values:
+            values["cluster"] = parse_cluster(values["cluster"])
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise UserError(_explain(error, type(self), values.get("algo"))) from None
+
+    @classmethod
+    def from_file(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """A config whose values come from a file or a checkpoint: the modules that they name are not allowed by it."""
+        with values_from_file():
+            return cls(**values)
 
     @field_validator("seeds", mode="after")
     @classmethod
@@ -102,6 +118,36 @@ class TrainConfig(BaseModel):
             if min(seeds) < 0 or max(seeds) >= 2**31:
                 raise ValueError("seeds must be between 0 and 2147483647")
         return seeds
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_others(cls, values: Any) -> Any:
+        """Settings under the names of Stable-Baselines3 get ours."""
+        settings, algo = values.get("algo_kwargs"), values.get("algo")
+        if not isinstance(settings, Mapping) or not NAMES & settings.keys() or algo not in registry.entries():
+            return values
+        return {**values, "algo_kwargs": translate(algo, _settings(algo), settings)}
+
+    @field_validator("algo_kwargs", mode="before")
+    @classmethod
+    def _functions_as_tables(cls, settings: Any) -> Any:
+        """Schedules that are functions become data at once, so that the run can be saved and resumed."""
+        if not isinstance(settings, Mapping) or not any(map(callable, settings.values())):
+            return settings
+        from rl_training.ops.schedules import Schedule, table_of
+
+        plain = {key: value for key, value in settings.items() if isinstance(value, Schedule) or not callable(value)}
+        return {key: plain[key] if key in plain else table_of(value) for key, value in settings.items()}
+
+    @field_validator("env_wrappers", mode="after")
+    @classmethod
+    def _named_wrappers(cls, wrappers: tuple[Any, ...]) -> tuple[Any, ...]:
+        if wrappers:
+            from rl_training.envs.wrappers import check_wrapper
+
+            for entry in wrappers:
+                check_wrapper(entry)
+        return wrappers
 
     @model_validator(mode="after")
     def _known_algorithm(self) -> TrainConfig:
@@ -120,6 +166,12 @@ class TrainConfig(BaseModel):
             raise UserError(f"env_kwargs.{part} must be a mapping of arguments, not {own!r}")
         return {**common, **own}
 
+    def score_bounds(self) -> tuple[float, float]:
+        """The smallest and largest possible return of an evaluation, where that is known."""
+        from rl_training.envs.score_bounds import UNKNOWN, score_bounds
+
+        return UNKNOWN if self.env_wrappers else score_bounds(self.env_id, self.env_arguments("evaluation"))
+
     def hyper(self) -> Any:
         """The algorithm's validated hyper-parameters."""
         from rl_training.algorithms.hyper import parse_hyper
@@ -133,12 +185,20 @@ class TrainConfig(BaseModel):
     def resolved(self) -> TrainConfig:
         """The same run with every default filled in."""
         cls = registry.entry(self.algo).load()
-        spacing = max(10_000, self.total_timesteps // 10)
+        spacing, rhythm = max(10_000, self.total_timesteps // 10), max(1, self.total_timesteps // 20)
+        num_envs, cluster = self.num_envs or cls.Hyper.num_envs, self.cluster
+        settings = self.hyper().model_dump(mode="json")
+        if cluster is not None:
+            settings = distributed(cluster, settings)
+            each = cluster.envs_each(num_envs)
+            num_envs, cluster = cluster.actors * each, cluster.model_copy(update={"envs_per_actor": each})
         return self.model_copy(
             update={
-                "algo_kwargs": self.hyper().model_dump(mode="json"),
-                "num_envs": self.num_envs or cls.Hyper.num_envs,
+                "algo_kwargs": settings,
+                "num_envs": num_envs,
+                "cluster": cluster,
                 "checkpoint_interval": self.checkpoint_interval or spacing,
+                "eval_interval": rhythm if self.eval_interval is None else self.eval_interval,
             }
         )
 
@@ -176,7 +236,7 @@ def flat_fields(algo: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     if not settings or not known or not isinstance(own, Mapping):
         return fields  # nothing to move, or TrainConfig will say what is wrong
     for key in settings:
-        if key not in known:
+        if key not in known and key not in NAMES:
             near = did_you_mean(key, [*known, *TrainConfig.model_fields])
             raise UserError(f"'{key}' is neither a setting of {algo} nor a field of the configuration.{near}")
         if key in own:
@@ -191,6 +251,12 @@ def preset_path(name: str) -> Path | None:
         return None
     path = resources.files("rl_training") / "assets" / "configs" / algo / f"{env}.yaml"
     return Path(str(path)) if path.is_file() else None
+
+
+def tuned_preset(algo: str, env_id: str) -> str | None:
+    """The packaged preset for an algorithm and an environment: the one with the shortest name if there are several."""
+    found = [name for name in registry.presets(algo) if read_config(name).get("env_id") == env_id]
+    return min(found, key=lambda name: (len(name), name), default=None)
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -250,7 +316,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes: Any) -> TrainConfig:
     """A TrainConfig from a preset name, a path or a mapping, with changes on top: its fields or settings of the
-    algorithm, as in `make_config("ppo/cartpole", seed=1, learning_rate=1e-3)`. A field that is None stays as it is."""
+    algorithm, as in `make_config("ppo/cartpole", seed=1, learning_rate=1e-3)`. A field that is None stays as it is.
+
+    Unlike `rl-training train --algo A --env E`, this never takes settings from a preset that is not named."""
+    allow_imports_in([source if isinstance(source, Mapping) else None, changes])
+    return combine(source, **changes)
+
+
+def combine(source: str | Path | Mapping[str, Any] | None = None, **changes: Any) -> TrainConfig:
+    """`make_config` for values that may come from a file: the modules that they name are not allowed by it."""
     base: Mapping[str, Any] = {}
     if isinstance(source, Mapping):
         base = source
@@ -261,4 +335,4 @@ def make_config(source: str | Path | Mapping[str, Any] | None = None, **changes:
     elif changes.get("seed") is not None:
         base = {k: v for k, v in base.items() if k != "seeds"}
     changes = {key: value for key, value in changes.items() if value is not None or key not in TrainConfig.model_fields}
-    return TrainConfig(**merge(base, flat_fields(changes.get("algo", base.get("algo")), changes)))
+    return TrainConfig.from_file(merge(base, flat_fields(changes.get("algo", base.get("algo")), changes)))

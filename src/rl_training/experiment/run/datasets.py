@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training import registry
 from rl_training.algorithms.acting import Expert, reset_carry, start_carry
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.dataset_files import read_dataset
@@ -30,10 +33,11 @@ from rl_training.envs.given import VectorSource, read_spaces
 from rl_training.envs.spaces import ActionDecoder
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
-from rl_training.errors import UserError
+from rl_training.errors import Terminated, UserError
 from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.checkpoint import load_checkpoint, resolve
-from rl_training.experiment.run.config import TrainConfig, make_config
+from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.run_dir import library_versions
 from rl_training.ops import rng
@@ -45,12 +49,28 @@ WIDTH = 10  # environments stepped together
 DEFAULT_SIZE = 10_000
 
 
+def warn_of_random_data(config: TrainConfig) -> None:
+    """The default dataset is made of random actions, from which little can be learned: say so."""
+    fields = registry.entry(config.algo).load().Hyper.model_fields
+    if "dataset" in fields and "dataset" not in config.algo_kwargs:
+        warnings.warn(
+            f"{config.algo} has no dataset, so it learns from {DEFAULT_SIZE:,} random actions: set dataset, such as"
+            " --set dataset.level=medium or --set dataset.path=FILE",
+            stacklevel=2,
+        )
+
+
 class DatasetFactory:
     """Makes what the recipes in an algorithm's settings describe. `train` runs the configuration of an agent; it is
-    passed in because the trainer itself uses this class."""
+    passed in because the trainer itself uses this class. Paths are relative to `here`."""
 
-    def __init__(self, train: Callable[[TrainConfig], TrainResult]) -> None:
-        self.train = train
+    def __init__(self, train: Callable[[TrainConfig], TrainResult], here: Path | None = None) -> None:
+        self.train, self.here = train, here or Path.cwd()
+        self.cache = self.here / cache_directory()
+
+    def _place(self, path: str) -> str:
+        """A path that exists, resolved; names of presets and Minari datasets as they are."""
+        return str(self.here / path) if (self.here / path).exists() else path
 
     def dataset_of(
         self, hyper: Any, env: EnvSource, env_kwargs: dict[str, Any], spec: EnvSpec
@@ -82,7 +102,7 @@ class DatasetFactory:
             dataset = self._mixed(recipe, env)
         elif recipe.kind in FILES:
             assert recipe.path is not None
-            dataset = read_dataset(recipe.path, recipe.kind)
+            dataset = read_dataset(self._place(recipe.path), recipe.kind)
             dataset = dataset.first(recipe.size) if recipe.size else dataset
         else:
             dataset = self._collect(recipe, env)
@@ -135,7 +155,7 @@ class DatasetFactory:
         if recipe.train is not None:
             return self._trained(recipe.train)
         assert recipe.path is not None
-        return recipe.path
+        return self._place(recipe.path)
 
     def _trained(self, fields: dict[str, Any]) -> Path:
         """The run directory of the agent that `train` describes: from the cache, or trained now."""
@@ -144,27 +164,36 @@ class DatasetFactory:
         fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None}
         if refused := sorted(set(fields) & set(fixed)):
             raise UserError(f"dataset.train: {', '.join(refused)} cannot be set for the agent of a dataset")
-        if ":" in str(fields.get("env_id", "")):
-            raise UserError("dataset.train: env_id must not name a module to import; import it yourself first")
-        config = make_config(preset, **fields).model_copy(update=fixed).resolved()
+        config = (
+            combine(self._place(preset) if isinstance(preset, str) else preset, **fields)
+            .model_copy(update=fixed)
+            .resolved()
+        )
         if getattr(config.hyper(), "dataset", None) is not None:
             raise UserError(f"dataset.train: {config.algo} itself needs a dataset; choose an online algorithm")
         identity = json.dumps([config.to_dict(), library_versions()], sort_keys=True)
-        target = cache_directory() / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+        target = self.cache / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not target.is_dir():
-            scratch = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex}")
-            try:
-                result = self.train(config.model_copy(update={"output_dir": str(scratch), "execution": "recorded"}))
-                if result.signal is not None:
-                    raise KeyboardInterrupt if result.signal == signal.SIGINT else SystemExit(128 + result.signal)
-                try:
-                    os.rename(result.run_dir, target)
-                except OSError:
-                    if not target.is_dir():  # else another process trained the same agent and was faster
-                        raise
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+            # Studies that start together need the same agent: one of them trains it.
+            with exclusive_directory(target.with_name(f"{target.name}.lock"), "the agent of a dataset", wait=math.inf):
+                self._train_into(target, config)
         return target
+
+    def _train_into(self, target: Path, config: TrainConfig) -> None:
+        if target.is_dir():  # another process has trained it
+            return
+        scratch = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex}")
+        try:
+            result = self.train(config.model_copy(update={"output_dir": str(scratch), "execution": "recorded"}))
+            if result.signal is not None:
+                raise KeyboardInterrupt if result.signal == signal.SIGINT else Terminated(result.signal)
+            try:
+                os.rename(result.run_dir, target)
+            except OSError:
+                if not target.is_dir():  # else a process on another machine was faster
+                    raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def cache_directory() -> Path:

@@ -13,6 +13,7 @@ from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.imports import allow_imports_in
 
 
 class ExperimentManager:
@@ -24,6 +25,7 @@ class ExperimentManager:
         progress: bool = False,
     ) -> TrainResult:  # fmt: skip
         """Train; `env` (a function or an environment) is used instead of the id in the config."""
+        allow_imports_in(env)
         config = config.model_copy(update={"output_dir": str(self.output_dir)})
         return Trainer(config, env=env, callbacks=callbacks, progress=progress).run()
 
@@ -31,9 +33,11 @@ class ExperimentManager:
         self, run: str | Path, *, total_timesteps: int | None = None, env: EnvInput | None = None,
         progress: bool = False,
     ) -> TrainResult:  # fmt: skip
+        allow_imports_in(env)
         return Trainer.resume(self._path(run), total_timesteps=total_timesteps, env=env, progress=progress).run()
 
     def load(self, run: str | Path, **options: Any) -> Agent:
+        allow_imports_in(options.get("env"))
         return Agent.load(self._path(run), **options)
 
     def _path(self, run: str | Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import UserError
-from rl_training.experiment.run.atomic import os_reason, write_error
+from rl_training.experiment.run.atomic import atomic_write_bytes, os_reason, write_error
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -45,7 +45,7 @@ class MetricsLogger:
         try:
             if self._path.exists():
                 _cut(self._path, resume_position)
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise write_error(f"Cannot open {self._path}", error) from error
         if resume_position is not None:
@@ -69,6 +69,7 @@ class MetricsLogger:
             record["nonfinite"] = nonfinite
         line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
         try:
+            self._recreate_if_removed()
             while line:  # an unbuffered write may write only a part
                 line = line[self._file.write(line) :]
         except OSError as error:
@@ -82,10 +83,22 @@ class MetricsLogger:
         if self._trackers is not None:
             self._trackers.log(step, scalars, seed)
 
+    def _recreate_if_removed(self) -> None:
+        """If somebody removed or replaced the log, write it again: the open file still has all of it."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return
+        warnings.warn(f"{self._path} was removed or replaced during the run; it is written again", stacklevel=3)
+        self._file.seek(0)
+        atomic_write_bytes(self._path, self._file.read())
+        self._file.close()
+        self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+
     @property
     def position(self) -> int:
         """Length of the log in bytes, after an fsync: a checkpoint must not refer to bytes that a crash can lose."""
         try:
+            self._recreate_if_removed()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise write_error(f"Cannot write {self._path}", error) from error

@@ -6,17 +6,31 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
+
+from rl_training.errors import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress as RichProgress
     from rich.text import Text
 
+_BARS = "▁▂▃▄▅▆▇█"
+_SHOWN = 24  # evaluations in the sparkline
+_LOSSES = ("train/loss", "train/critic_loss", "train/model_loss", "train/update/critic_loss", "train/policy_loss")
 _REDRAW = 0.2  # seconds between redraws
 _FIRST_LINE, _NEXT_LINE, _LAST_LINE = 2.0, 5.0, 30.0  # seconds before the first plain line, the next, and at most
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars of eight heights, the lowest and the highest at the ends."""
+    low, high = min(values), max(values)
+    if high <= low:
+        return _BARS[3] * len(values)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
 class Progress:
@@ -26,11 +40,13 @@ class Progress:
     """
 
     def __init__(self, total: int, enabled: bool = True, title: str = "", *, stream: TextIO | None = None) -> None:
-        self._total, self._enabled, self._title = total, enabled, title
+        self._total, self._enabled, self._title = total, enabled, printable(title)
         self._stream = stream if stream is not None else sys.stderr
         self._score: float | None = None
         self._interval: tuple[float, float] | None = None
         self._text: str | None = None
+        self._facts: list[str] = []  # of the last log line
+        self._evaluations: list[float] = []
         self._step = 0
         self._start = self._last_draw = self._last_line = time.monotonic()
         self._mark: tuple[float, int] | None = None  # time and step from which the rate is measured
@@ -62,10 +78,36 @@ class Progress:
         if now - self._last_draw >= _REDRAW or new_phase:
             self._draw(now, new_phase)
 
+    def details(self, metrics: Mapping[str, float]) -> None:
+        """Keep what a log line says about the loss, the episodes and the slowest part."""
+        self._facts = []
+        if name := next((name for name in _LOSSES if name in metrics), None):
+            self._facts.append(f"{name.rpartition('/')[2].replace('_', ' ')} {metrics[name]:.3g}")
+        if "rollout/ep_len_mean" in metrics:
+            self._facts.append(f"episodes {metrics['rollout/ep_len_mean']:,.0f} steps")
+        parts = {
+            name: metrics[f"time/{name}"] for name in ("environment", "acting", "learning") if f"time/{name}" in metrics
+        }
+        if parts:
+            slow = max(parts, key=lambda name: parts[name])
+            self._facts.append(f"{slow} takes {parts[slow]:.0%}")
+
+    def evaluated(self, score: float) -> None:
+        """Add an evaluation to the curve."""
+        self._evaluations.append(score)
+
+    def _third_line(self) -> str:
+        curve = ""
+        if self._evaluations:
+            shown = self._evaluations[-_SHOWN:]
+            curve = f"evaluations {sparkline(shown)} {shown[-1]:.4g}"
+        return "  ".join([*self._facts, *([curve] if curve else [])])
+
     def message(self, text: str) -> None:
         """Print a line that stays."""
         if not self._enabled:
             return
+        text = printable(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -95,7 +137,8 @@ class Progress:
         if self._live is not None:
             self._measure(now)
             self._bar.update(self._task, completed=self._step)
-            self._second_line.plain = f"  {self._details()}"
+            more = self._third_line()
+            self._second_line.plain = f"  {self._details()}" + (f"\n  {more}" if more else "")
         elif now - self._last_line >= self._gap or (new_phase and self._lines == 0):
             # The first phase is shown at once, so that a long compilation does not look like a hang.
             self._measure(now)
@@ -127,7 +170,8 @@ class Progress:
         share = f" ({100 * self._step / self._total:.0f}%)" if self._total else ""
         elapsed = timedelta(seconds=round(time.monotonic() - self._start))
         head = f"{self._title}  " if self._title else ""
-        return f"{head}{self._step:,}/{self._total:,}{share}  {elapsed}  {self._details()}"
+        more = "".join(f"  {fact}" for fact in self._facts)
+        return f"{head}{self._step:,}/{self._total:,}{share}  {elapsed}  {self._details()}{more}"
 
     def _print(self, text: str) -> None:
         self._lines += 1

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rl_training.errors import UserError
+from pydantic import BaseModel, Field, ValidationError
+
+from rl_training.errors import UserError, explain
 from rl_training.experiment.run import run_dir as runs
-from rl_training.experiment.run.checkpoint import Checkpoint, checkpoint_errors, load_checkpoint, resolve
+from rl_training.experiment.run.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoint_errors,
+    load_checkpoint,
+    resolve,
+)
 from rl_training.experiment.run.config import TrainConfig
 
 
 def open_for_resume(
-    path: str | Path, total_timesteps: int | None = None, warn: Callable[[str], None] | None = None
-) -> tuple[Checkpoint, TrainConfig]:
-    """The checkpoint that a run continues from and its configuration, with another budget if one is given."""
+    path: str | Path, total_timesteps: int | None = None, warn: Callable[[str], None] | None = None,
+    cluster: str | None = None,
+) -> tuple[Checkpoint, TrainConfig]:  # fmt: skip
+    """The checkpoint that a run continues from and its configuration, with another budget or cluster if given."""
     found = resolve(path, warn=warn) if warn else resolve(path)
     checkpoint = load_checkpoint(found)
     if checkpoint.meta.get("kind") != "full":
@@ -25,16 +34,52 @@ def open_for_resume(
     if found.parent.name != "checkpoints":
         raise UserError(f"{found} is not inside a run: move it into the checkpoints/ directory of one to resume it")
     with checkpoint_errors(found):
-        config = TrainConfig(**checkpoint.meta["config"])
+        config = TrainConfig.from_file(checkpoint.meta["config"])
+        _check_meta(checkpoint)
         taken = int(checkpoint.meta["counters"]["env_steps"])
     if total_timesteps is not None:
         config = config.model_copy(update={"total_timesteps": total_timesteps})
+    if cluster is not None:
+        if config.cluster is None:
+            raise UserError("this run is not distributed: continue it without --cluster")
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"address": cluster})})
     if config.total_timesteps <= taken and runs.read_status(found.parent.parent) in ("completed", "stopped"):
         raise UserError(
             f"this run already took {taken:,} of {config.total_timesteps:,} steps;"
             " give a larger --total-timesteps to continue it"
         )
     return checkpoint, config
+
+
+class _Evaluation(BaseModel):
+    step: int = Field(ge=0)
+    mean_return: float
+    iqm: float
+    ci95: tuple[float, float]
+    episodes: int = Field(ge=1)
+    per_seed: list[dict[str, Any]]
+
+
+class _Meta(BaseModel):
+    """What a run reads from the meta data of a full checkpoint, besides its config and counters."""
+
+    best_eval: _Evaluation | None
+    last_eval: _Evaluation | None
+    evaluated_at: int
+    owed: list[Literal["log", "eval"]]
+    elapsed_s: float = Field(ge=0.0, allow_inf_nan=False)
+    metrics_position: int = Field(ge=0)
+    callbacks: dict[str, Any]
+
+
+def _check_meta(checkpoint: Checkpoint) -> None:
+    try:
+        _Meta.model_validate(checkpoint.meta)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} is not a checkpoint of a training run, or was written by another version:"
+            f" {explain(error, _Meta)}"
+        ) from None
 
 
 def check_dataset(checkpoint: Checkpoint, content_hash: str | None) -> None:

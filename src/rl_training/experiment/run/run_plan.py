@@ -8,7 +8,9 @@ import torch
 
 from rl_training import registry
 from rl_training.algorithms.base import Algorithm
+from rl_training.cluster.plan import cluster_execution, cluster_loop
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.ops.schedules import Schedule
 from rl_training.runtime.engine.executor import Choice, choose_device, choose_mode
 from rl_training.runtime.loops import loop_class
 from rl_training.runtime.loops.base import Loop
@@ -24,6 +26,15 @@ class RunPlan(NamedTuple):
     device: torch.device
     execution: Choice
 
+    def schedule_values(self, env_steps: int) -> dict[str, float]:
+        """The learning rate and the share of the replay buffer in use after so many steps, for the log."""
+        out, progress = {}, torch.tensor(min(1.0, env_steps / self.config.total_timesteps))
+        if isinstance(rate := getattr(self.hyper, "learning_rate", None), Schedule):
+            out["train/learning_rate"] = float(rate(progress))
+        if size := getattr(self.hyper, "buffer_size", None):
+            out["train/buffer_fill"] = min(1.0, env_steps / size)
+        return out
+
 
 def plan_run(config: TrainConfig) -> RunPlan:
     """Decide how a configuration is run; settings that cannot work together are a UserError."""
@@ -31,11 +42,15 @@ def plan_run(config: TrainConfig) -> RunPlan:
     entry, hyper = registry.entry(config.algo), config.hyper()
     assert config.num_envs is not None
     loop, device = loop_class(entry.loop, config.vectorization), choose_device(config.device)
+    requested: str = config.execution
+    if config.cluster is not None:
+        loop = cluster_loop(config.cluster, config.algo, entry.loop, hyper)
+        requested = cluster_execution(config.cluster, config.algo, requested)
     loop.check(hyper, config.num_envs)
     updates = loop.planned_updates(hyper, config.total_timesteps, config.num_envs)
     kind: type[Algorithm[Any]] = entry.load()
     execution = choose_mode(
-        config.execution, device, updates, len(config.all_seeds), whole=kind.compiled_as != "pieces",
+        requested, device, updates, len(config.all_seeds), whole=kind.compiled_as != "pieces",
         unrolled=kind.compiled_as == "unrolled",
     )  # fmt: skip
     return RunPlan(config, config.num_envs, hyper, kind, loop, updates, device, execution)

@@ -7,7 +7,8 @@ the mean in 84 % of cases instead of 95 %. rliable has no other method and SciPy
 The resampling is therefore done here, and corrected with the quantiles of Student's t (Hesterberg 2015, The American
 Statistician 69). For order statistics (IQM, median) the percentiles are taken at Phi(-t) and Phi(t) instead of
 Phi(-1.96) and Phi(1.96), which keeps the interval within the scores. For means, and for fewer than five seeds, the
-interval is estimate -/+ t x standard error. docs/reports.md has the measured coverage.
+interval is estimate -/+ t x standard error. It is cut off at the bounds of the scores where these are known: a value
+outside is impossible, so the coverage stays the same. docs/reports.md has the measured coverage.
 
 Scores are arrays [..., n] with the seeds last; leading axes (points of a curve, studies) are handled at once.
 """
@@ -24,6 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Statistic = Callable[..., Any]
 LEVEL = 0.95
+FEW = 5  # with fewer seeds, plots show the seeds themselves: an interval would be wide and look like knowledge
+Bounds = tuple[float, float]
+UNBOUNDED: Bounds = (-np.inf, np.inf)
 RESAMPLES = 5000
 _BLOCK = 1 << 21  # resampled values in memory at once
 _FEWEST = 4  # degrees of freedom: the range of four scores contains the median in only 87.5 % of cases, of five in 94 %
@@ -60,19 +64,26 @@ class _Bootstrap(NamedTuple):
 
 def interval(
     strata: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL, resamples: int = RESAMPLES,
-    seed: int = 0,
+    seed: int = 0, bounds: Bounds = UNBOUNDED,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Low and high end [...] of the statistic over all scores. A stratum [..., n_i] has the scores of one task.
 
     Each stratum is resampled separately, so that every resample has the same tasks. The random numbers are seeded: the
-    same scores always give the same interval.
+    same scores always give the same interval. `bounds` are those of a score; scores that lie outside widen them.
     """
-    return _ends(_bootstrap(strata, statistic, resamples, seed), level, statistic in _MEANS)
+    low, high = _ends(_bootstrap(strata, statistic, resamples, seed), level, statistic in _MEANS)
+    least, most = _bounds(strata, bounds)
+    return np.clip(low, least, most)[()], np.clip(high, least, most)[()]
+
+
+def _bounds(strata: Sequence[ArrayLike], bounds: Bounds) -> Bounds:
+    """The bounds, widened to include all scores."""
+    return min(bounds[0], *(float(np.min(x)) for x in strata)), max(bounds[1], *(float(np.max(x)) for x in strata))
 
 
 def difference(
     strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL,
-    resamples: int = RESAMPLES, seed: int = 0,
+    resamples: int = RESAMPLES, seed: int = 0, bounds: Bounds = UNBOUNDED,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """statistic(B) - statistic(A) of two independent sets of runs: estimate, low and high end [...]."""
     a = _bootstrap(strata_a, statistic, resamples, seed)
@@ -82,7 +93,9 @@ def difference(
     shares = a.variance * a.widen**2 + b.variance * b.widen**2
     widen = np.sqrt(np.where(variance > 0, shares / np.where(variance > 0, variance, 1.0), 1.0))
     both = _Bootstrap(b.estimate - a.estimate, b.draws - a.draws, variance, freedom, widen)
-    return both.estimate, *_ends(both, level, statistic in _MEANS)
+    low, high = _ends(both, level, statistic in _MEANS)
+    least, most = _bounds([*strata_a, *strata_b], bounds)
+    return both.estimate, np.clip(low, least - most, most - least)[()], np.clip(high, least - most, most - least)[()]
 
 
 def _bootstrap(strata: Sequence[ArrayLike], statistic: Statistic, resamples: int, seed: int) -> _Bootstrap:
@@ -236,7 +249,7 @@ def _average(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Any, Any, Any
 # --- evaluations ------------------------------------------------------------------------------------------------------
 
 
-def summarise(per_seed_scores: Sequence[Sequence[float]]) -> dict[str, Any]:
+def summarise(per_seed_scores: Sequence[Sequence[float]], bounds: Bounds = UNBOUNDED) -> dict[str, Any]:
     """`mean`, `iqm` and `ci95`, the interval of the IQM.
 
     With several seeds, IQM and interval are taken over the mean scores of the seeds, because the episodes of one agent
@@ -246,13 +259,13 @@ def summarise(per_seed_scores: Sequence[Sequence[float]]) -> dict[str, Any]:
         raise ValueError("every seed needs at least one score")
     means = [float(np.mean(scores)) for scores in per_seed_scores]
     units = means if len(means) > 1 else list(per_seed_scores[0])
-    low, high = interval([units])
+    low, high = interval([units], bounds=bounds)
     return {"mean": float(np.mean(means)), "iqm": float(iqm(units)), "ci95": [float(low), float(high)]}
 
 
 def eval_summary(
     seeds: Sequence[int], returns: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]],
-    successes: Sequence[Sequence[float | None]] = (),
+    successes: Sequence[Sequence[float | None]] = (), bounds: Bounds = UNBOUNDED,
 ) -> dict[str, Any]:  # fmt: skip
     """An evaluation as in summary.json; `returns[i]` and `lengths[i]` are those of the episodes of `seeds[i]`.
 
@@ -260,7 +273,7 @@ def eval_summary(
     """
     if not len(seeds) == len(returns) == len(lengths):
         raise ValueError("seeds, returns and lengths must have one entry for each seed")
-    scores = summarise(returns)
+    scores = summarise(returns, bounds)
     summary: dict[str, Any] = {
         "mean_return": scores["mean"],
         "iqm": scores["iqm"],

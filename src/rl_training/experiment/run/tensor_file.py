@@ -1,4 +1,4 @@
-"""Writes safetensors files in pieces.
+"""Writes safetensors files in pieces, and reads them.
 
 The library's own writer first copies every tensor of the file, which needs too much memory for a large replay buffer.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 _CHUNK = 4 << 20  # bytes that are copied at a time
 MAX_HEADER = 8 << 20  # far more than needed; limits the memory that a malicious file can use
@@ -65,3 +67,9 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from _pieces(tensor[start : start + step])
     else:
         yield from _pieces(tensor[0])
+
+
+def read(path: Path, device: str | torch.device) -> NamedTensors:
+    """Copies instead of views of the mapped file, which may be removed while they are in use."""
+    with safe_open(str(path), framework="pt", device="cpu") as file:
+        return {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118

@@ -7,16 +7,17 @@ import signal
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl_training.envs.given import EnvInput, GivenEnv, fresh
-from rl_training.envs.vector import EnvError, VectorEnv
-from rl_training.envs.vectorize import make_vector_env
-from rl_training.errors import NonFiniteError
+from rl_training.envs.vector import EnvError, Step, VectorEnv
+from rl_training.errors import NonFiniteError, Terminated, UserError, describe
 from rl_training.experiment.run import run_dir as runs
-from rl_training.experiment.run.agent import Agent, build_algorithm, safe_env_id
+from rl_training.experiment.run.agent import Agent, build_algorithm, check_features, check_numbers
 from rl_training.experiment.run.atomic import exclusive_directory
 from rl_training.experiment.run.callbacks import Callback, callbacks_by_name, check_callbacks
 from rl_training.experiment.run.checkpoint import (
@@ -29,13 +30,14 @@ from rl_training.experiment.run.checkpoint import (
     set_aside_checkpoints_after,
     step_name,
 )
+from rl_training.experiment.run.clock import Clock
 from rl_training.experiment.run.config import TrainConfig
-from rl_training.experiment.run.datasets import DatasetFactory
-from rl_training.experiment.run.environment import with_env
+from rl_training.experiment.run.datasets import DatasetFactory, warn_of_random_data
+from rl_training.experiment.run.environment import training_envs, with_env
 from rl_training.experiment.run.history import RunHistory
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import check_finite
-from rl_training.experiment.run.process import compute_settings, stop_signals
+from rl_training.experiment.run.process import RunInterrupted, StopSignals, compute_settings
 from rl_training.experiment.run.progress import Progress
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.resume import check_dataset, open_for_resume, saved_env_state
@@ -54,50 +56,70 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, *, env: EnvInput | GivenEnv | None = None, callbacks: Sequence[Callback] = (),
         progress: bool = True, checkpoint: Checkpoint | None = None, command: Sequence[str] | None = None,
-        check_every: int | None = None,
+        check_every: int | None = None, features: Any = None,
     ) -> None:  # fmt: skip
-        """`env` replaces the id in the config. `check_every`: steps between checks for signals and callbacks; none:
-        about twice a second."""
+        """`env` replaces the id in the config. `features`: the user's network for observations. `check_every`: steps
+        between checks for signals and callbacks; none: about twice a second."""
+        self._here = Path.cwd()  # paths are relative to this directory, even if an environment changes it
         config, source = with_env(config, env)
+        if checkpoint is None:
+            warn_of_random_data(config)
         self.plan = plan = plan_run(config)
         self.config = config = plan.config
         self.device, self.seeds, self.env = plan.device, config.all_seeds, fresh(source)
         self.callbacks, self.command, self.resumed = check_callbacks(callbacks), command, checkpoint
         check_trackers(config.trackers, required=checkpoint is None)
-        self.envs: VectorEnv = make_vector_env(
-            source, seeds=self.seeds, num_envs=plan.num_envs, vectorization=config.vectorization,
-            env_kwargs=config.env_arguments("training"), masks=plan.algorithm.masks,
-        )  # fmt: skip
+        self.envs: VectorEnv = training_envs(plan, source)
         try:
-            self.algorithm = build_algorithm(config, self.envs.spec, self.device)
+            self.algorithm = build_algorithm(config, replace(self.envs.spec, features=features), self.device)
             self.dataset_hash = self._load_data()
             executor = Executor(plan.execution.mode, self.device)
-            self.loop = plan.loop(  # type: ignore[call-arg]
-                self.algorithm, self.envs, self.seeds, config.total_timesteps, executor
-            )
+            self.loop = plan.loop(self.algorithm, self.envs, self.seeds, config.total_timesteps, executor)
             self.loop.should_stop = lambda: self._stop is not None
+            self._observe_steps()
             self.evaluator = Evaluator(
                 self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation"),
                 deterministic=config.eval_deterministic,
             )  # fmt: skip
-            self.history = RunHistory()
+            self.history, self.clock = RunHistory(), Clock()
             self._stop: str | None = None
             self._signal: int | None = None
+            self._signals = StopSignals(self._on_signal)
             self._metrics: dict[str, float] = {}
+            self._advised = False
             self._show, self._check_every = progress, check_every
             self.env_restored: str | None = None
+            # From here until `close`: a second trainer of this run would continue from a state that becomes outdated.
+            self._lock = contextlib.ExitStack()
+            weakref.finalize(self, self._lock.close)
+            if checkpoint is not None:
+                self._lock.enter_context(exclusive_directory(checkpoint.path.parent.parent, "the run"))
             if checkpoint is not None:
                 self._restore(checkpoint)
             elif config.init_from is not None:
-                start_from(config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
+                start_from(self._here / config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
         except BaseException:
             self.envs.close()
+            if hasattr(self, "_lock"):
+                self._lock.close()
             raise
+
+    def _observe_steps(self) -> None:
+        """Call the callbacks that want to see every step, if there are any."""
+        observers = [c for c in self.callbacks if type(c).on_step is not Callback.on_step]
+        if observers and self.config.vectorization == "device":
+            raise UserError("on_step cannot see environments on the device: use another vectorization")
+
+        def observe(step: Step) -> None:
+            for callback in observers:
+                callback.on_step(self, step)
+
+        self.loop.observer = observe if observers else None
 
     def _load_data(self) -> str | None:
         """Give the algorithm the dataset or expert that its settings describe; returns the content hash."""
-        factory, spec = DatasetFactory(train_agent), self.envs.spec
+        factory, spec = DatasetFactory(train_agent, self._here), self.envs.spec
         expert = factory.expert_of(self.plan.hyper, spec, self.device)
         data = factory.dataset_of(self.plan.hyper, self.env, self.config.env_arguments("training"), spec)
         self.algorithm.dataset = data
@@ -126,17 +148,20 @@ class Trainer:
     def resume(
         cls, path: str | Path, *, total_timesteps: int | None = None, env: EnvInput | GivenEnv | None = None,
         callbacks: Sequence[Callback] = (), progress: bool = True, command: Sequence[str] | None = None,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None, features: Any = None, cluster: str | None = None,
     ) -> Trainer:  # fmt: skip
-        """A trainer that continues from a checkpoint as if it had never stopped."""
-        checkpoint, config = open_for_resume(path, total_timesteps, warn)
-        if env is None:
-            env = safe_env_id(config.env_id)
-        return cls(config, env=env, callbacks=callbacks, progress=progress, checkpoint=checkpoint, command=command)
+        """A trainer that continues from a checkpoint as if it had never stopped. `cluster`: a new address of Ray."""
+        checkpoint, config = open_for_resume(path, total_timesteps, warn, cluster)
+        check_features(checkpoint, features)
+        return cls(
+            config, env=env, callbacks=callbacks, progress=progress, checkpoint=checkpoint, command=command,
+            features=features,
+        )  # fmt: skip
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         check_dataset(checkpoint, self.dataset_hash)
         with checkpoint_errors(checkpoint.path, checkpoint.manifest.get("versions")):
+            check_numbers(checkpoint.tensors["state"])
             self.env_restored = self.loop.load(checkpoint.tensors, checkpoint.meta["counters"])
             self.history, saved = RunHistory.from_json(checkpoint.meta), checkpoint.meta["callbacks"]
         for name, callback in callbacks_by_name(self.callbacks).items():
@@ -146,14 +171,16 @@ class Trainer:
     def _open_run_dir(self) -> Path:
         if self.resumed is not None:
             path = self.resumed.path.parent.parent
-            with exclusive_directory(path, "the run"):  # only while files are changed; `run` locks it for good
-                best = self.history.best_eval
-                moved = set_aside_checkpoints_after(path, self.loop.env_steps)
-                if moved and best is not None and not (path / "checkpoints" / best_name(best["step"])).is_dir():
-                    self.history.best_eval = None  # its policy is gone: the next evaluation will be the best one
-                runs.update_status(path, "running")
+            best = self.history.best_eval
+            moved = set_aside_checkpoints_after(path, self.loop.env_steps)
+            if moved and best is not None and not (path / "checkpoints" / best_name(best["step"])).is_dir():
+                self.history.best_eval = None  # its policy is gone: the next evaluation will be the best one
+            runs.update_status(path, "running")
         else:
-            path = runs.create_run_dir(self.config.output_dir, self.config.algo, self.config.env_id, self.seeds)
+            path = runs.create_run_dir(
+                self._here / self.config.output_dir, self.config.algo, self.config.env_id, self.seeds
+            )
+            self._lock.enter_context(exclusive_directory(path, "the run"))
             runs.write_metadata(path, device=str(self.device), command=self.command)
         runs.write_config(path, self._saved_config())
         clean_leftovers(path)
@@ -166,14 +193,20 @@ class Trainer:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        lock, settings = exclusive_directory(self.run_dir, "the run"), compute_settings(self.algorithm)
-        with lock, stop_signals(self._on_signal), settings:  # until the environments are closed
-            return self._run()
+        with self._signals, compute_settings(self.algorithm):  # until the environments are closed
+            try:
+                return self._run()
+            except RunInterrupted as error:
+                warnings.warn(f"{error}; the run continues from its last checkpoint", stacklevel=2)
+                runs.update_status(self.run_dir, "interrupted", reason=str(error))
+                raise (KeyboardInterrupt if error.number == signal.SIGINT else Terminated(error.number)) from None
 
     def close(self) -> None:
-        """Close the environments. `run` does this when it ends."""
-        self.envs.close()
-        self.evaluator.close()
+        """Close the environments and release the run directory. `run` does this when it ends."""
+        with self._signals.interruptible():
+            self.envs.close()
+            self.evaluator.close()
+        self._lock.close()
 
     def _run(self) -> TrainResult:
         config, position = self.config, self.resumed.meta["metrics_position"] if self.resumed else None
@@ -196,12 +229,14 @@ class Trainer:
                 result = self._finish()
                 self._call("on_train_end", result)
             return result
+        except RunInterrupted:
+            raise
         except NonFiniteError:
             runs.update_status(self.run_dir, "failed", reason="non-finite values")
             raise
         except BaseException as error:  # an environment may also call sys.exit()
             with contextlib.suppress(OSError):
-                runs.update_status(self.run_dir, "failed", reason=f"{type(error).__name__}: {error}"[:500])
+                runs.update_status(self.run_dir, "failed", reason=describe(error)[:500])
             raise
         finally:
             self.close()
@@ -214,6 +249,8 @@ class Trainer:
         mode, reason = self.plan.execution
         self.progress.message(f"run directory: {self.run_dir}")
         self.progress.message(f"execution: {mode} on {self.device} ({reason})")
+        if self.config.cluster is not None:
+            self.progress.message(f"cluster: {self.config.cluster}")
         if self.resumed is not None:
             state = (
                 "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
@@ -230,7 +267,10 @@ class Trainer:
         while loop.env_steps < total and self._stop is None:
             before = loop.env_steps
             due = {name: (before // n + 1) * n for name, n in intervals.items() if n}
-            loop.advance(min(total, self._next_check(before), *due.values()))
+            start = time.perf_counter()
+            with self._signals.interruptible():
+                loop.advance(min(total, self._next_check(before), *due.values()))
+            self.clock.advanced += time.perf_counter() - start
             if loop.env_steps >= total:
                 loop.finish()
                 due["log"] = total
@@ -296,28 +336,37 @@ class Trainer:
 
     def _log(self) -> None:
         check_finite(self.run_dir, self.loop)
-        elapsed = self.history.seconds
+        elapsed, split = self.history.seconds, self.clock.split(self.loop)
         for i, seed in enumerate(self.seeds):
             values = {**self.loop.episodes.metrics(i), **self.loop.train_metrics(i)}
             values["train/gradient_steps"] = float(self.loop.gradient_steps)
             values["train/progress"] = self.loop.env_steps / self.config.total_timesteps
             values["time/fps"] = self.loop.env_steps / max(elapsed, 1e-9)
+            values |= self.plan.schedule_values(self.loop.env_steps) | split
             self.logger.log(self.loop.env_steps, values, seed if len(self.seeds) > 1 else None)
             self._metrics = values
+            advice = None if self._advised else self.algorithm.advice(values)
+            if advice is not None:
+                self._advised = True
+                warnings.warn(advice, stacklevel=2)
+        self.progress.details(self._metrics)
         self._call("on_update_end", self._metrics)
 
     def _evaluate(self) -> bool:
         """Evaluate every seed; False when a signal interrupted it."""
         self.progress.update(self.loop.env_steps, text="evaluating ...")
-        result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
+        with self._signals.interruptible():
+            result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
         if result is None:
             return False
-        summary: dict[str, Any] = eval_summary(list(self.seeds), result.returns, result.lengths, result.successes)
+        scores = (result.returns, result.lengths, result.successes)
+        summary: dict[str, Any] = eval_summary(list(self.seeds), *scores, self.config.score_bounds())
         step = self.loop.env_steps
         for seed, values in evaluation_rows(summary):
             self.logger.log(step, values, seed)
         history = self.history
         history.last_eval, history.evaluated_at = {**summary, "step": step}, step
+        self.progress.evaluated(summary["mean_return"])
         success = f", {summary['success_rate']:.0%} success" if "success_rate" in summary else ""
         self.progress.message(
             f"step {step:,}: mean return {summary['mean_return']:.1f}{success} over {summary['episodes']} episodes"
@@ -354,8 +403,9 @@ class Trainer:
     def _save(self) -> Path:
         check_finite(self.run_dir, self.loop)
         self.progress.update(self.loop.env_steps, text="saving ...")
-        tensors = self.loop.tensors()
-        meta = self._meta("full", self.loop.counters())
+        with self._signals.interruptible():  # environments are asked for their state
+            tensors, counters = self.loop.tensors(), self.loop.counters()
+        meta = self._meta("full", counters)
         path = save_checkpoint(self.checkpoints, step_name(self.loop.env_steps), tensors=tensors, meta=meta)
         prune(self.checkpoints, self.config.keep_checkpoints)
         runs.write_summary(self.run_dir, self._summary("running", path))
@@ -382,8 +432,9 @@ class Trainer:
         }
 
     def _call(self, hook: str, *arguments: Any) -> None:
-        for callback in self.callbacks:
-            getattr(callback, hook)(self, *arguments)
+        with self._signals.interruptible():
+            for callback in self.callbacks:
+                getattr(callback, hook)(self, *arguments)
 
 
 def train_agent(config: TrainConfig) -> TrainResult:

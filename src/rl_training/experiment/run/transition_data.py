@@ -11,6 +11,7 @@ from rl_training.data.recipes import DatasetRecipe
 from rl_training.errors import UserError, explain
 from rl_training.experiment.run.datasets import DatasetFactory
 from rl_training.experiment.run.trainer import train_agent
+from rl_training.imports import allow_imports_in
 from rl_training.spec import EnvSource
 
 
@@ -19,6 +20,7 @@ def load_transition_dataset(kind: str = "random", *, env: EnvSource | None = Non
 
     Observations and actions are as the environment defines them. `env` is used by recipes without an `env_id`.
     """
+    allow_imports_in([env, fields])
     try:
         recipe = DatasetRecipe(kind=kind, **fields)
     except ValidationError as error:

@@ -15,7 +15,7 @@ import torch
 from rl_training import registry
 from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.errors import UserError
-from rl_training.experiment.run.agent import Agent, safe_env_id
+from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.checkpoint import load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig, merge
 from rl_training.ops.tree import tree_items
@@ -71,7 +71,7 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
     """
     found = resolve(path)
     meta = load_checkpoint(found, stems=()).meta
-    config = TrainConfig(**meta["config"])
+    config = TrainConfig.from_file(meta["config"])
     name = config.algo + SUFFIX
     if name not in registry.entries():
         able = sorted(n.removesuffix(SUFFIX) for n in registry.entries() if n.endswith(SUFFIX))
@@ -87,6 +87,6 @@ def fine_tune_config(path: str | Path, total_timesteps: int, **changes: Any) -> 
             kept[key] = value["start"] if scheduled else value
     shared = ("seed", "seeds", "env_kwargs", "eval_episodes", "eval_deterministic")
     base = {field: getattr(config, field) for field in shared}
-    base |= {"env_id": safe_env_id(config.env_id), "algo": name, "init_from": str(found), "algo_kwargs": kept}
+    base |= {"env_id": config.env_id, "algo": name, "init_from": str(found), "algo_kwargs": kept}
     base["total_timesteps"] = total_timesteps
-    return TrainConfig(**merge(base, changes))
+    return TrainConfig.from_file(merge(base, changes))

@@ -12,11 +12,12 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.factory import env_name, make_env
-from rl_training.envs.spaces import make_spec
+from rl_training.envs.masks import flat_mask, mask_components
+from rl_training.envs.spaces import ActionDecoder, check_mask_length, dropped_texts, make_spec
 from rl_training.envs.state import has_state
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
-from rl_training.spec import EnvSource
+from rl_training.spec import MASK, Array, EnvSource
 
 EPISODES, MAX_STEPS = 5, 20_000
 _LARGE = 100.0  # larger values make the first updates of a network unstable
@@ -47,6 +48,7 @@ class Linter:
     def __init__(self, source: EnvSource, env_kwargs: dict[str, Any] | None = None, seed: int = 0) -> None:
         self.source, self.kwargs, self.seed = source, env_kwargs or {}, seed
         self.findings: list[Finding] = []
+        self.masked: Literal["", "info", "observation"] = ""  # where the action mask is
 
     def problem(self, check: str, what: str, do: str) -> None:
         self._add(Finding(check, "problem", what, do))
@@ -71,10 +73,15 @@ class Linter:
 
     def _supported(self, env: gym.Env[Any, Any]) -> bool:
         try:
-            make_spec("env", env.observation_space, env.action_space)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # dropped texts are a finding
+                self.action = make_spec("env", env.observation_space, env.action_space).action
         except UserError as error:
             self.problem("spaces", str(error), "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of them")
             return False
+        if texts := dropped_texts(env.observation_space):
+            do = "encode it as numbers if the agent needs it to choose actions"
+            self.note("spaces", f"text in the observation is not used: {', '.join(texts)}", do)
         wrapper: Any = env
         while isinstance(wrapper, gym.Wrapper):
             if type(wrapper).__name__ in ("Autoreset", "AutoResetWrapper"):
@@ -117,7 +124,7 @@ class Linter:
 
     def _play(self, env: gym.Env[Any, Any]) -> list[Episode]:
         """Play random episodes and check every value. Empty if the environment does not follow the interface."""
-        env.action_space.seed(self.seed)
+        generator = np.random.default_rng(self.seed)
         episodes, left = [], MAX_STEPS
         for number in range(EPISODES):
             made: Any = env.reset(seed=self.seed + number)
@@ -126,10 +133,20 @@ class Linter:
                 return []
             self._observation(env, made[0], "reset()")
             episode = Episode(_copy(made[0]), [], [])
-            last = made[0]
+            last, info = made
+            if not number and (mask := self._mask(last, info)) is not None:
+                self.masked = "info" if MASK in info else "observation"
+                try:
+                    check_mask_length(len(mask), self.action)
+                except UserError as error:
+                    self.problem("mask", str(error), "return one entry for each action")
+                    return []
             while not episode.ended and left:
                 left -= 1
-                result: Any = env.step(env.action_space.sample())
+                action = self._choose(self._mask(last, info), generator)
+                if action is None:
+                    return []
+                result: Any = env.step(self._decoded(env, action))
                 if not isinstance(result, tuple) or len(result) != 5:
                     self.problem(
                         "types", f"step() returns {len(result) if isinstance(result, tuple) else 'no'} values",
@@ -137,11 +154,37 @@ class Linter:
                     )  # fmt: skip
                     return []
                 self._step(env, episode, last, result)
-                last = result[0]
+                last, info = result[0], result[4] if isinstance(result[4], dict) else {}
             episodes.append(episode)
             if not left:
                 break
         return episodes
+
+    def _mask(self, obs: Any, info: dict[str, Any]) -> Array | None:
+        """The mask of allowed actions as one vector, if the environment has one."""
+        mask = info.get(MASK) if MASK in info else obs.get(MASK) if isinstance(obs, dict) else None
+        return None if mask is None or self.action.kind == "box" else flat_mask(mask)
+
+    def _choose(self, mask: Array | None, generator: np.random.Generator) -> Array | None:
+        """A random allowed action in the algorithms' form; None (and a finding) if there is none."""
+        action = self.action
+        if action.kind == "box":
+            return generator.uniform(-1, 1, action.dim).astype(np.float32)
+        if mask is None and self.masked:
+            self.problem("mask", f"the {MASK} is missing after a step", f"return the {MASK} from every step as well")
+            return None
+        if action.kind == "multi_binary":
+            return generator.integers(2, size=action.dim) * (1 if mask is None else mask)
+        allowed = [np.ones(n) if mask is None else mask[part] for n, part in zip(action.nvec, mask_components(action))]
+        if not all(part.any() for part in allowed):
+            self.problem("mask", f"the {MASK} allows no action although the episode goes on", "allow at least one")
+            return None
+        return np.array([generator.choice(np.flatnonzero(part)) for part in allowed])
+
+    def _decoded(self, env: gym.Env[Any, Any], action: Array) -> Any:
+        """The action as the environment takes it."""
+        row = action[None] if self.action.kind != "discrete" else action
+        return ActionDecoder(self.action, env.action_space).decode(row)[0]
 
     def _step(self, env: gym.Env[Any, Any], episode: Episode, last: Any, result: tuple[Any, ...]) -> None:
         obs, reward, terminated, truncated, info = result
@@ -252,10 +295,14 @@ class Linter:
         return True
 
     def _rollout(self, env: gym.Env[Any, Any], steps: int = 200) -> list[Any]:
-        env.action_space.seed(self.seed)
-        out = [_copy(env.reset(seed=self.seed)[0])]
+        generator = np.random.default_rng(self.seed)
+        obs, info = env.reset(seed=self.seed)
+        out = [_copy(obs)]
         for _ in range(steps):
-            obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            action = self._choose(self._mask(obs, info), generator)
+            if action is None:
+                break
+            obs, reward, terminated, truncated, info = env.step(self._decoded(env, action))
             out += [_copy(obs), np.asarray(reward)]
             if terminated or truncated:
                 break
@@ -292,25 +339,24 @@ class Linter:
         do = "add get_state() and set_state(state), with arrays and JSON values, or make its seeding repeatable"
         source: Any = self.source
         options: dict[str, Any] = {"seeds": [self.seed], "num_envs": 1, "env_kwargs": self.kwargs}
+        options["masks"] = bool(self.masked)
         whole, cut = make_vector_env(source, **options), make_vector_env(source, **options)
         generator = np.random.default_rng(self.seed)
-        spec = whole.spec.action
 
-        def action() -> Any:
-            if spec.kind == "box":
-                return generator.uniform(-1, 1, (1, spec.dim)).astype(np.float32)
-            drawn = np.array([[generator.integers(n) for n in spec.nvec]])
-            return drawn[:, 0] if spec.discrete else drawn
+        def action(obs: Any) -> Any:
+            drawn = self._choose(obs[MASK][0] if self.masked else None, generator)
+            assert drawn is not None  # the environment would have raised
+            return drawn if self.action.discrete else drawn[None]
 
         try:
-            whole.reset()
+            obs = whole.reset()
             for _ in range(7):
-                whole.step(action())
+                obs = whole.step(action(obs)).obs
             restored = cut.set_state(whole.get_state())
             for _ in range(20):
-                chosen = action()
+                chosen = action(obs)
                 a, b = whole.step(chosen), cut.step(chosen.copy())
-                same = _equal(a.obs, b.obs) and np.array_equal(a.rewards, b.rewards)
+                obs, same = a.obs, _equal(a.obs, b.obs) and np.array_equal(a.rewards, b.rewards)
                 if restored == "exact" and not same:
                     self.problem("resume", "a restored episode continues differently", do)
                     return "wrong"

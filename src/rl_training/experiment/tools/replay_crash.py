@@ -21,7 +21,6 @@ from rl_training.algorithms.base import Aux, TrainState
 from rl_training.algorithms.phases import Phase
 from rl_training.envs.vector import EnvError
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.experiment.run.agent import safe_env_id
 from rl_training.experiment.run.atomic import open_regular, strict_json
 from rl_training.experiment.run.checkpoint import CheckpointError, latest_valid
 from rl_training.experiment.run.config import TrainConfig, read_config
@@ -143,8 +142,8 @@ def _trainer(run_dir: Path, env: EnvSource | None) -> Iterator[Trainer]:
             shutil.copytree(good, copy)
             trainer = Trainer.resume(copy, env=env, progress=False)
         except CheckpointError:
-            config = TrainConfig(**{**read_config(run_dir / "config.yaml"), "output_dir": place})
-            trainer = Trainer(config, env=env or safe_env_id(config.env_id), progress=False)
+            config = TrainConfig.from_file({**read_config(run_dir / "config.yaml"), "output_dir": place})
+            trainer = Trainer(config, env=env, progress=False)
         try:
             yield trainer
         finally:

@@ -17,10 +17,11 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from rl_training.cluster.tasks import ClusterWorkers
 from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment.run.atomic import atomic_write_json
-from rl_training.experiment.run.config import TrainConfig, make_config, merge
-from rl_training.experiment.run.run_dir import library_versions
+from rl_training.experiment.run.config import TrainConfig, combine, merge
+from rl_training.experiment.run.result import record_of
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.result import TrainResult
@@ -94,7 +95,7 @@ def config_of(entry: LedgerEntry, seeds: Sequence[int] | None = None, **changes:
         changes = {"eval_deterministic": False, **changes}
     if entry.algo_kwargs:
         changes["algo_kwargs"] = merge(entry.algo_kwargs, changes.get("algo_kwargs") or {})
-    return make_config(
+    return combine(
         entry.preset, seeds=chosen, total_timesteps=entry.total_timesteps, eval_episodes=entry.eval_episodes, **changes
     )
 
@@ -173,23 +174,9 @@ def data_interval(config: TrainConfig, deterministic: bool = False) -> tuple[flo
 
 def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, base: float = 0.0) -> dict[str, Any]:
     """The result that is stored for a finished run: scores of every seed, the curve, versions and the config."""
-    from rl_training.experiment.run.metrics import read_metrics
-
     final = trained.final_eval
     score = float(final[entry.statistic])
     bar = bar_of(entry, config, final, base)
-    curve: dict[str, Any] = {"step": [], "mean_return": [], "ci95_low": [], "ci95_high": []}
-    per_seed: dict[str, list[float]] = {}
-    for row in read_metrics(trained.run_dir):
-        single = len(config.all_seeds) == 1
-        if "eval/mean_reward" in row and (single or "seed" in row):
-            seed = row.get("seed", config.all_seeds[0])
-            per_seed.setdefault(str(seed), []).append(round(row["eval/mean_reward"], 4))
-        if "eval/mean_reward" in row and ("seed" not in row) and (single or "eval/iqm" in row):
-            curve["step"].append(row["step"])
-            curve["mean_return"].append(row["eval/mean_reward"])
-            for end in ("ci95_low", "ci95_high"):  # one seed has no interval
-                curve[end].append(row.get(f"eval/{end}", row["eval/mean_reward"]))
     return {
         "algo": entry.algo,
         "env_id": entry.env_id,
@@ -206,25 +193,46 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
         "statistic": entry.statistic,
         "score": score,
         "passed": trained.status == "completed" and entry.passes(score, bar),
-        "final_eval": final,
-        "curve": {**curve, "per_seed": per_seed},
-        "env_steps": trained.summary["env_steps"],
-        "wall_time_s": trained.summary["wall_time_s"],
-        "device": trained.summary["device"].split(":")[0],
-        "execution": trained.summary["execution"],
-        **{k: v for k, v in trained.summary.items() if k == "dataset_hash"},
-        "versions": library_versions(),
-        "config": {**config.resolved().to_dict(), "output_dir": "runs"},  # a local path does not belong in the result
+        **record_of(config, trained.run_dir, trained.summary),
     }
 
 
 def verify(
     algo: str, env: str | None = None, seeds: Sequence[int] | None = None, output: Path | None = None,
-    progress: bool = True, **changes: Any,
+    progress: bool = True, cluster: str | None = None, **changes: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run every ledger entry of an algorithm: {"algo", "passed", "results": [...]}"""
-    rows = [
-        run_entry(entry, seeds=seeds, output=output or RESULTS, progress=progress, **changes)
-        for entry in find(algo, env)
-    ]
+    """Run every ledger entry of an algorithm: {"algo", "passed", "results": [...]}. `cluster`: each entry is a task of
+    the Ray cluster at that address."""
+    entries, folder = find(algo, env), output or RESULTS
+    if cluster is not None:
+        rows = _on_cluster(entries, cluster, folder, seeds, changes)
+    else:
+        rows = [run_entry(entry, seeds=seeds, output=folder, progress=progress, **changes) for entry in entries]
     return {"algo": algo, "passed": all(row["passed"] for row in rows), "results": rows}
+
+
+def _on_cluster(
+    entries: list[LedgerEntry], address: str, output: Path, seeds: Sequence[int] | None, changes: dict[str, Any]
+) -> list[dict[str, Any]]:
+    output.mkdir(parents=True, exist_ok=True)
+    workers = ClusterWorkers(address, len(entries))
+    names = {entry.name: (output / f"{entry.name}.log").resolve() for entry in entries}
+    try:
+        for entry in entries:
+            arguments = (entry.name, entry.algo, str(output.resolve()), list(seeds) if seeds else None, changes)
+            log = str(names[entry.name])
+            workers.send({"id": entry.name, "target": f"{__name__}:work", "arguments": arguments, "log": log})
+        codes = dict(workers.ended() for _ in entries)
+    finally:
+        workers.stop()
+    for name, code in codes.items():
+        if code != 0:
+            raise UserError(f"{name} was not completed on the cluster; see {names[name]}")
+        names[name].unlink(missing_ok=True)
+    return [json.loads((output / f"{entry.name}.json").read_text()) for entry in entries]
+
+
+def work(name: str, algo: str, output: str, seeds: Sequence[int] | None, changes: dict[str, Any]) -> None:
+    """Run one entry in a task."""
+    entry = next(entry for entry in find(algo) if entry.name == name)
+    run_entry(entry, seeds=seeds, output=Path(output), progress=False, **changes)

@@ -16,12 +16,15 @@ from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback, TrainingRun
 from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.environment import with_env
 from rl_training.experiment.run.metrics import read_metrics
 from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.imports import allow_import, allowed_imports
+from rl_training.machine import python_command
 
 MIN_UPDATES = 40  # enough for targets, schedules and priorities to change
-_WALL_TIME = ("time", "time/fps")
+_WALL_TIME = ("time", "time/fps", "time/environment", "time/acting", "time/learning")
 
 
 class _Cut(Callback):
@@ -37,7 +40,7 @@ class _Cut(Callback):
 
 def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str, Any]:
     """`identical`, or the names of everything that differs."""
-    config = config.resolved()
+    config = with_env(config, None)[0].resolved()
     steps = steps or min(config.total_timesteps, _short(config))
     with tempfile.TemporaryDirectory(prefix="rl-training-resume-") as place:
 
@@ -63,7 +66,8 @@ def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str,
 
 def resume_in_fresh_process(run_dir: Path, env_id: str) -> str:
     """Complete the run; returns how its environments were restored."""
-    command = [sys.executable, "-m", "rl_training.experiment.tools.verify_resume", str(run_dir), env_id]
+    module = "rl_training.experiment.tools.verify_resume"
+    command = python_command(module, str(run_dir), env_id, *allowed_imports())
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or [f"status {done.returncode}"]
@@ -95,6 +99,8 @@ def digests(run_dir: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    for _name in sys.argv[3:]:
+        allow_import(_name)
     _trainer = Trainer.resume(sys.argv[1], env=sys.argv[2], progress=False)
     _trainer.run()
     print(json.dumps({"env_restored": _trainer.env_restored}))

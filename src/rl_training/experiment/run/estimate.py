@@ -12,9 +12,11 @@ import torch
 
 from rl_training.data.saved import saved_tensors
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.environment import with_env
 from rl_training.experiment.run.process import compute_settings
 from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.machine import usable_cpus
 from rl_training.ops.tree import tree_items
 
 PROBE_SECONDS = 3.0
@@ -22,7 +24,7 @@ PROBE_SECONDS = 3.0
 
 def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECONDS) -> dict[str, Any]:
     """The needs of a run; sizes are in bytes. Leaves no files behind."""
-    run = plan_run(config)
+    run = plan_run(with_env(config, None)[0])
     config, hyper, updates, device = run.config, run.hyper, run.updates, run.device
     mode, reason = run.execution
     libraries = _resident()
@@ -39,6 +41,9 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
             measured = _probe(trainer, seconds) if probe else None
         finally:
             trainer.close()
+            del trainer
+            if device.type == "cuda":  # torch would keep the memory for this process
+                torch.cuda.empty_cache()
     total = sizes["learning"] + sizes["stored"]
     on_gpu = device.type == "cuda"
     evaluations = 1 + (config.total_timesteps - 1) // config.eval_interval if config.eval_interval else 1
@@ -54,6 +59,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
         "execution_reason": reason,
         "total_timesteps": config.total_timesteps,
         "num_envs": config.num_envs,
+        "cores": _cores(config),
         "parameters": sizes["parameters"],
         "gradient_steps": updates,
         "update_ratio": updates / config.total_timesteps,  # gradient steps per environment step
@@ -68,6 +74,12 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
         "probe": measured,
         "eta_s": eta,  # for training; evaluations take additional time
     }
+
+
+def _cores(config: TrainConfig) -> int:
+    """Cores that a run keeps busy: its own, and one for each environment that is stepped beside it."""
+    beside = config.vectorization in ("async", "vector", "envpool")
+    return min(1 + len(config.all_seeds) * (config.num_envs or 1) * beside, usable_cpus())
 
 
 def _sizes(trainer: Trainer) -> dict[str, int]:
