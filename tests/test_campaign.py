@@ -1,0 +1,26 @@
+"""The campaign of attacks at a small size: no bad outcome. docs/reliability.md has the table of the full size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_a_small_campaign_has_no_bad_outcome(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "campaign.py"), "--size", "0.002", "--json", str(results)]
+    command += ["--attacks", "corrupt,fuzz,datasets,faults,disk,train"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    found = json.loads(results.read_text())
+    assert {name: row["examples"] for name, row in found.items() if row["bad"]} == {}
+    assert done.returncode == 0, done.stderr
+    assert found["corrupt"]["tried"] == 40
+    again = subprocess.run([*command, "--table"], capture_output=True, text=True)
+    assert again.stdout.count("\n| ") == len(found)  # one row for each attack, below the head
