@@ -12,10 +12,16 @@ WORKERS ?= 2
 # the same numerics, and where a CPU-only build of it is on offer that build is taken instead of gigabytes of GPU
 # libraries. Any torch that meets the requirement in pyproject.toml works, and one that is already in .venv is kept.
 TORCH := 2.13.0
+# Installs the tested versions of everything else, or, where they cannot be had, any that meet the requirements.
+INSTALL = pip_install() { $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable "$$1" \
+  || { echo "the versions in constraints.txt cannot be installed here: taking those that the requirements lead to"; \
+       $(BIN)/python -m pip install --quiet --editable "$$1"; }; }; pip_install
+
 TORCH_VENV := build/torch-$(TORCH)
 TORCH_TESTS := contract executor memory ops_norms ops_scan products recorder resume rewrites rng torch_internals
 
-.PHONY: help check install train test test-compiled test-gpu test-torch lint format bench docs site clean clean-venv
+.PHONY: help check install train test test-compiled test-gpu test-torch regress lint format bench docs site release-check
+.PHONY: constraints clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
@@ -26,10 +32,13 @@ help:
 	@echo "make test-compiled   compiled equals eager, for every algorithm"
 	@echo "make test-gpu        on a CUDA device: captured equals eager, for every algorithm"
 	@echo "make test-torch TORCH=2.15.0   the tests that depend on torch, with that version in build/torch-2.15.0"
+	@echo "make regress   train three algorithms on three tasks and compare with their bars (a minute or two on two cores)"
 	@echo "make lint      ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make bench     compare with Stable-Baselines3 on this machine, and the value heads with each other"
-	@echo "make docs      write the generated tables of README and docs, and the types of the public names"
+	@echo "make docs      write the generated tables of docs, and the types of the public names"
 	@echo "make site      build the documentation site into build/site"
+	@echo "make release-check   build the wheel and try it with the oldest and newest Python and torch"
+	@echo "make constraints     write the installed versions to constraints.txt"
 	@echo "make clean     remove caches and build files        make clean-venv   remove .venv"
 
 # Stamp files say what is installed: the second `make test` installs nothing, a changed pyproject.toml does.
@@ -46,16 +55,16 @@ $(VENV)/.torch: | $(BIN)/python
 	  || echo "torch $(TORCH) cannot be installed here: taking the version that the requirements lead to"
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.torch
+	@$(INSTALL) .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.torch
+	@$(INSTALL) '.[dev]'
 	@touch $(VENV)/.installed $@
 
-$(VENV)/.installed-bench: pyproject.toml | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --editable '.[bench,box2d,mujoco]'
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(VENV)/.torch
+	@$(INSTALL) '.[bench,box2d,mujoco]'
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
@@ -96,6 +105,11 @@ $(TORCH_VENV)/.installed: pyproject.toml
 test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/pytest -n $(WORKERS) --dist loadfile $(TORCH_TESTS:%=tests/test_%.py)
 
+# Always trained from the start: results of another version would say nothing.
+regress: $(VENV)/.installed
+	rm -rf build/regress
+	$(BIN)/rl-training bench regress --strict --device cpu --output-dir build/regress --results build/regress/results
+
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/heads.py
@@ -105,8 +119,18 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_stub.py
 
 site: docs
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@$(INSTALL) '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
+
+# RELEASE="python3.11=2.13.0" tries another pair of Python and torch.
+release-check: $(VENV)/.installed-dev
+	.ci/release-check $(RELEASE)
+
+# Run it with the newest versions installed and the whole suite passing.
+constraints: $(VENV)/.installed-dev
+	@head -2 constraints.txt > constraints.tmp
+	$(BIN)/python -m pip freeze --exclude-editable --exclude torch >> constraints.tmp
+	mv constraints.tmp constraints.txt
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -10,12 +10,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import rl_training
 from rl_training import registry
 from rl_training.experiment.run.config import preset_path, read_config
 
 ROOT = Path(__file__).parent.parent
+if sys.version_info >= (3, 11):
+    import tomllib
+
 SOURCE = ROOT / "src" / "rl_training"
 
 
@@ -43,12 +47,13 @@ def test_wheel_holds_the_package_and_its_assets(archives: Path) -> None:
         metadata = archive.read(f"rl_training-{rl_training.__version__}.dist-info/METADATA").decode()
         entry_points = archive.read(f"rl_training-{rl_training.__version__}.dist-info/entry_points.txt").decode()
     files = {name for name in names if ".dist-info/" not in name}
-    results = {f"rl_training/assets/results/{path.name}" for path in (ROOT / "results").glob("*.json")}
-    assert files == shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js")) | results
+    folder = ROOT / "results"
+    results = {f"rl_training/assets/results/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.json")}
+    assert files == shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js", ".html")) | results
     assert results, "`rl-training list` shows them wherever it is run"
     assert {"rl_training/py.typed", "rl_training/__init__.pyi", "rl_training/assets/ledger.yaml"} <= files
     assert {f"rl_training/assets/configs/{name}.yaml" for name in registry.presets()} <= files
-    assert "Requires-Dist: torch>=2.10" in metadata
+    assert "Requires-Dist: torch<3,>=2.10" in metadata
     assert "rl-training = rl_training.cli:main" in entry_points
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
@@ -57,7 +62,9 @@ def test_source_archive_can_be_built_and_tested_from(archives: Path) -> None:
     (sdist,) = archives.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {f"src/{name}" for name in shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js"))} <= names
+    assert {
+        f"src/{name}" for name in shipped((".py", ".pyi", ".h", ".yaml", ".typed", ".css", ".js", ".html"))
+    } <= names
     assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "tests/conftest.py"} <= names
     allowed = ("src/", "tests/", "docs/", "examples/", "benchmarks/", "results/")
     stray = {name for name in names if "/" in name and not name.startswith(allowed)}
@@ -92,3 +99,28 @@ def test_continuous_integration_runs_make_test() -> None:
     plan = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for step in ("ruff check .", "ruff format --check .", "/mypy", "/pytest"):
         assert step in plan
+
+
+def requirements() -> list[Requirement]:
+    """Everything that pyproject.toml asks for, in any extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    found = [Requirement(text) for group in [*groups, project["build-system"]["requires"]] for text in group]
+    return [item for item in found if item.name != "rl-training"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
+def test_requirements_have_both_bounds_and_the_constraints_meet_them() -> None:
+    pinned = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
+    exact = {item.name.lower().replace("_", "-"): next(iter(item.specifier)) for item in pinned}
+    assert all(one.operator == "==" for one in exact.values())
+    assert "torch" not in exact  # the Makefile chooses it by the machine
+    lower, upper = {">=", "~=", "=="}, {"<", "~=", "=="}
+    for item in requirements():
+        operators = {one.operator for one in item.specifier}
+        assert operators & upper, f"{item} has no upper bound: a release in a year may break it"
+        assert operators & lower or item.name == "mujoco", f"{item} has no lower bound"
+    for item in (Requirement(text) for text in importlib.metadata.requires("rl-training") or ()):
+        wanted = item.marker is None or item.marker.evaluate({"extra": "dev"})
+        if wanted and item.name not in ("torch", "rl-training"):
+            assert item.specifier.contains(exact[item.name.lower()].version), f"constraints.txt does not meet {item}"
