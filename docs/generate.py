@@ -1,10 +1,11 @@
-"""Write the generated parts of README.md and docs/, between `<!-- x:start -->` and `<!-- x:end -->`.
+"""Write the generated parts of docs/, between `<!-- x:start -->` and `<!-- x:end -->`.
 
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 if a file is out of date
 
-Sources: the registry (algorithms), results/*.json and the ledger (results, learning_curves.svg), TrainConfig and each
-Hyper (configuration), sourcebook.yaml and the registry (sourcebook).
+Sources: the registry (algorithms), results/*.json and the ledger (results, learning_curves.svg), results/SUITE/*.json
+and the suites (results.md, curves/), TrainConfig and each Hyper (configuration), sourcebook.yaml and the registry
+(sourcebook), docstrings and tests (fidelity).
 A test compares the files with this output, so every number in a table comes from a committed file.
 """
 
@@ -21,12 +22,16 @@ import numpy as np
 import yaml
 from pydantic import BaseModel
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import fidelity
+
 from rl_training import registry
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.stats import interval
 from rl_training.experiment.tools.verify import ledger, steps_to
 from rl_training.registry import results
-from rl_training.reports import svg
+from rl_training.reports import suites, svg
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -225,8 +230,24 @@ def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str]) ->
     return plot
 
 
+def suite_table() -> str:
+    head = ["suite", "what it is", "studies", "run", "reached", "missed or cut", "not judged"]
+    return table(head, suites.overview(ROOT / "results"))
+
+
+def suite_sections() -> str:
+    return "\n\n".join(suites.section(suite, ROOT / "results", "curves") for suite in suites.suites())
+
+
 def train_fields() -> str:
     return table(["field", "default", "meaning"], _fields(TrainConfig))
+
+
+KINDS = {"images": "Defaults on images", "continuous": "Defaults with Box actions and a vector as observation"}
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{k}: {json.dumps(v)}`" for k, v in values.items())
 
 
 def hyper_fields() -> str:
@@ -237,11 +258,8 @@ def hyper_fields() -> str:
         classes.setdefault(entry.target, []).append(entry)
     for group in classes.values():
         entry = min(group, key=lambda e: len(e.defaults))  # the others change its defaults
-        changes = [
-            f"`{e.name}` is `{entry.name}` with " + ", ".join(f"`{k}: {json.dumps(v)}`" for k, v in e.defaults.items())
-            for e in group
-            if e is not entry
-        ]
+        changes = [f"`{e.name}` is `{entry.name}` with {_settings(e.defaults)}" for e in group if e is not entry]
+        changes += [f"{KINDS[k]}: {_settings(v)}" for k, v in entry.load().kind_defaults.items()]
         text = f"### {entry.name}\n\n" + ("; ".join(changes) + ".\n\n" if changes else "")
         parts.append(text + table(["field", "default", "meaning"], _fields(entry.load().Hyper)))
     return "\n\n".join(parts)
@@ -299,16 +317,31 @@ def _reference(text: str) -> str:
     return re.sub(r"\b(\d{4}\.\d{4,5})\b", r"[\1](https://arxiv.org/abs/\1)", text)
 
 
+def sources_and_deviations() -> str:
+    """One row per module of algorithms. Test files that use it in passing only are left out."""
+    lines = []
+    for row in fidelity.rows():
+        most = max(row.checks.values(), default=0)
+        tests = ", ".join(f"`{name}`" for name, count in row.checks.items() if 3 * count >= most)
+        lines.append([", ".join(f"`{name}`" for name in row.names), "; ".join(row.sources), row.deviations, tests])
+    return table(["algorithm", "source", "deviations", "checked by"], lines)
+
+
 BLOCKS = {
-    "README.md": {"algorithms": overview},
+    "docs/overview.md": {"algorithms": overview},
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
     "docs/verification.md": {"results": measured},
     "docs/sourcebook.md": {"book": sourcebook},
+    "docs/fidelity.md": {"fidelity": sources_and_deviations},
     "docs/model_based.md": {"compared": model_based},
+    "docs/results.md": {"suites": suite_table, "studies": suite_sections},
 }
 
 
-PICTURES = {"docs/learning_curves.svg": picture}
+PICTURES = {
+    "docs/learning_curves.svg": picture,
+    **{f"docs/curves/{name}": lambda text=text: text for name, text in suites.pictures(ROOT / "results")},
+}
 
 
 def generated(path: str) -> str:
@@ -333,6 +366,7 @@ def main(arguments: Sequence[str]) -> int:
     stale = [path for path in (*BLOCKS, *PICTURES) if _text(path) != generated(path)]
     for path in stale:
         if "--check" not in arguments:
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(generated(path), encoding="utf-8")
         print(f"{path}: {'out of date' if '--check' in arguments else 'written'}")
     return int(bool(stale) and "--check" in arguments)

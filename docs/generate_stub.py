@@ -41,7 +41,7 @@ from typing_extensions import Unpack
 COMMON = """
 _Env = _EnvInput | TrainConfig | None
 _Make = Callable[..., Any] | None
-_Schedule = float | str | dict[str, Any]  # 1e-3, "lin_1e-3" or {"kind": "linear", "start": 1e-3, "end": 0.0}
+_Schedule = float | str | dict[str, Any] | Callable[[float], float]  # 1e-3, "lin_1e-3" or {"kind": "linear", ...}
 
 __version__: str
 
@@ -67,7 +67,7 @@ def generated() -> str:
         base: Any = model.__base__
         own = [name for name in model.model_fields if name not in base.model_fields]
         shared.append(
-            _typed_dict(f"_{model.__name__}", "_Run" if base is BaseModel else f"_{base.__name__}", own, model)
+            _typed_dict(f"_{model.__name__}", "_Run" if model is hyper.Hyper else f"_{base.__name__}", own, model)
         )
     entries = [entry for entry in registry.entries().values() if entry.target.startswith("rl_training.")]
     choices = {name: text for entry in entries for name, text in _own(entry).items() if len(text) > LONG}
@@ -95,7 +95,8 @@ def _typed_dict(name: str, base: str, fields: Sequence[str], model: type[BaseMod
 
 def _class(entry: registry.Entry) -> str:
     """A managed class: the settings that it does not share, then the TypedDict of those that it does."""
-    arguments = ["self", "env: _Env = None", "*", "config: TrainConfig | None = None", "env_fn: _Make = None"]
+    arguments = ["self", "env: _Env = None", "*", "config: TrainConfig | None = None", "env_fn: _Make = None",
+                 "features: Any = None"]  # fmt: skip
     for name, text in _own(entry).items():
         arguments.append(f"{name}: {_choice(name) if len(text) > LONG else text} = ...")
     arguments.append(f"**settings: Unpack[_{_shared(entry).__name__}],")

@@ -27,7 +27,8 @@ from rl_training.registry import results
 
 ROOT = generate.ROOT
 PACKAGES = ("experiment", "algorithms", "models", "data", "envs", "runtime", "ops", "api")
-GUIDES = ("quickstart", "configuration", "custom", "environments", "studies", "gpu", "reliability", "data", "offline",
+GUIDES = ("overview", "quickstart", "tutorial", "cookbook", "from_sb3", "from_cleanrl", "from_d3rlpy", "from_rllib",
+          "configuration", "custom", "environments", "studies", "gpu", "scale", "reliability", "data", "offline",
           "imitation", "model_based", "world_models", "experiments", "reports", "export", "tracking", "plugins",
           "engine")  # fmt: skip
 ELSEWHERE = {
@@ -230,7 +231,7 @@ def on_config(config: Any) -> Any:
         {"Home": "index.md"},
         {"Guides": [f"{name}.md" for name in GUIDES]},
         {"Algorithms": ["algorithms/index.md", *algorithms]},
-        {"Results": ["verification.md", "benchmarks.md", "model_error.md"]},
+        {"Results": ["results.md", "verification.md", "fidelity.md", "benchmarks.md", "defaults.md", "model_error.md"]},
         {"Sourcebook": "sourcebook.md"},
         {"API": ["api/index.md", *(f"api/{package}.md" for package in PACKAGES)]},
         {"Project": ["contributing.md", "changes.md", "examples.md", "plugin_example.md", "license.md"]},

@@ -3,7 +3,7 @@
 python examples/dreamer_atari_reference.py [--game Pong] [--total-timesteps N] [--size 12m]
 
 Needs `pip install rl-training[atari]`, and a GPU for a full run. Afterwards,
-`rl-training dream --checkpoint RUN --video DIR` shows the model's predictions next to what happened.
+`rl-training dream --checkpoint RUN -o DIR` shows the model's predictions next to what happened.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import typer
 
 from rl_training import registry
 from rl_training.cli.app import app
-from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.config import TrainConfig, read_config
 from rl_training.experiment.tools.verify import steps_to
 from rl_training.runtime.engine import executor
 
@@ -26,8 +26,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 NOT_YET = {ROOT / "docs" / "benchmarks.md"}  # written by benchmarks/report.py after `make bench`
 
 
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+def loaded(name: str, folder: str = "docs") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,14 +40,22 @@ def generate() -> ModuleType:
     return loaded("generate")
 
 
+def test_the_page_on_defaults_is_that_of_its_results() -> None:
+    defaults = loaded("defaults", "benchmarks")
+    assert (ROOT / "docs" / "defaults.md").read_text() == defaults.report()
+    named = {TrainConfig(**read_config(preset)).env_id for preset in registry.presets()}
+    assert not named & {*defaults.DISCRETE, *defaults.CONTINUOUS}
+
+
 @pytest.fixture(scope="module")
 def site() -> dict[str, str]:
     """Every file of the site, as passed to mkdocs."""
     hook = loaded("mkdocs_hook")
     pages = {path.name: hook.rewrite(path.read_text(), f"docs/{path.name}", path.name) for path in PAGES[2:]}
     assert not pages.keys() & hook.pages().keys()
-    pictures = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.svg")}
-    pictures |= {path.name: "" for path in (ROOT / "docs").glob("*.png")}
+    docs = ROOT / "docs"
+    pictures = {path.relative_to(docs).as_posix(): path.read_text() for path in docs.rglob("*.svg")}
+    pictures |= {path.name: "" for path in docs.glob("*.png")}
     return {**pages, **pictures, **hook.pages()}
 
 
@@ -87,16 +95,67 @@ def test_links_of_the_site_resolve(site: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "README.md",
+        "docs/overview.md",
         "docs/configuration.md",
         "docs/verification.md",
         "docs/learning_curves.svg",
         "docs/sourcebook.md",
+        "docs/fidelity.md",
         "docs/model_based.md",
+        "docs/results.md",
     ],
 )
 def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> None:
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
+
+
+def test_learning_curves_of_suites_are_up_to_date(generate: ModuleType) -> None:
+    committed = {f"docs/curves/{path.name}" for path in (ROOT / "docs" / "curves").glob("*.svg")}
+    assert committed == {path for path in generate.PICTURES if path.startswith("docs/curves/")}
+    assert all((ROOT / path).read_text() == generate.generated(path) for path in committed), "run `make docs`"
+
+
+@pytest.fixture(scope="module")
+def fidelity() -> ModuleType:
+    return loaded("fidelity")
+
+
+def test_docstring_of_every_algorithm_names_its_source_and_its_deviations(fidelity: ModuleType) -> None:
+    rows = fidelity.rows()
+    assert {name for row in rows for name in row.names} >= registry.entries().keys()
+    assert not [row.names for row in rows if not row.sources], "the first paragraph must cite a paper: Chen et al. 2021"
+    assert not [row.names for row in rows if not row.deviations], "the last paragraph must start with `Deviations: `"
+    assert not [row.names for row in rows if not row.checks], "no test names the algorithm"
+
+
+def test_docstrings_cite_the_papers_of_the_registry(fidelity: ModuleType) -> None:
+    cited = {name: row.sources for row in fidelity.rows() for name in row.names}
+    for entry in registry.entries().values():
+        for paper in fidelity.CITATION.findall(entry.summary):
+            author, year = paper.split()[0].strip(","), paper[-4:]
+            assert any(author in one and year in one for one in cited[entry.name]), f"{entry.name}: {paper}"
+
+
+def test_reading_a_docstring(fidelity: ModuleType) -> None:
+    doc = """Something (Doe et al. 2020a), after Doe & Roe 2019 and van Hasselt
+    et al. 2016; not Eq. 3.
+
+    Text (Other et al. 2021).
+
+    Deviations: one thing;
+    another, as in Third 2022.
+    """
+    sources, deviations = fidelity.described(doc)
+    assert sources == ("Doe et al. 2020a", "Doe & Roe 2019", "van Hasselt et al. 2016")
+    assert deviations == "one thing; another, as in Third 2022."
+    assert fidelity.described("Something.\n\nNo deviations: none.") == ((), "")
+
+
+def test_checks_are_the_tests_that_use_an_algorithm(fidelity: ModuleType) -> None:
+    found = fidelity.checks("rl_training.algorithms.offline.xql", ("xql",))
+    assert found.keys() >= {"test_algorithms_fidelity.py", "test_algorithms_offline.py"}
+    assert "test_algorithms_ppo.py" not in found
+    assert not fidelity.checks("rl_training.algorithms.nothing", ("nothing",))
 
 
 def test_results_table_matches_the_result_files(generate: ModuleType, tmp_path: Path) -> None:
@@ -227,9 +286,11 @@ def test_all_commands_are_documented() -> None:
 
 def python_blocks() -> list[Any]:
     blocks = []
-    for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
-        for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
-            blocks.append(pytest.param(block, id=f"{page.stem}-{i}"))
+    for page in PAGES:
+        found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        if page.stem == "tutorial":  # one session, in which a block uses what the ones before it made
+            found = ["\n".join(found)]
+        blocks += [pytest.param(block, id=f"{page.stem}-{i}") for i, block in enumerate(found)]
     return blocks
 
 
