@@ -32,3 +32,15 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_algorithms_left():
+    """Algorithms that a test registers are gone after it."""
+    yield
+    from rl_training import algorithm_class, registry
+
+    if registry._REGISTERED:
+        registry._REGISTERED.clear()
+        registry.entries.cache_clear()
+        algorithm_class.cache_clear()

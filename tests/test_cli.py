@@ -20,7 +20,8 @@ from rl_training.experiment.run import trainer
 from rl_training.experiment.run.config import TrainConfig, make_config
 
 FAST = ["--execution", "eager", "--device", "cpu", "--no-progress", "-s", "hidden_sizes=[16]", "-s", "eval_episodes=2"]
-PPO = [*FAST, "--algo", "ppo", "--env", "CartPole-v1", "-s", "n_steps=16", "-s", "batch_size=32", "-s", "n_epochs=1"]
+PPO = [*FAST, "--algo", "ppo", "--env", "CartPole-v1", "--defaults", "-s", "n_steps=16", "-s", "batch_size=32", "-s",
+       "n_epochs=1"]  # fmt: skip
 RL_TRAINING = [sys.executable, "-m", "rl_training"]
 
 
@@ -97,7 +98,7 @@ BAD = [
     (["train"], ["--config", "--algo"]),
     (["train", "--algo", "dqqn", "--env", "CartPole-v1", "-n", "10"], ["dqqn", "'dqn'"]),
     (["train", "--algo", "dqn", "--env", "Cartpol-v1", "-n", "10"], ["Cartpol-v1", "CartPole-v1"]),
-    (["train", "--algo", "dqn", "--env", "CartPole-v1"], ["-n"]),
+    (["train", "--algo", "dqn", "--env", "CartPole-v1", "--defaults"], ["-n"]),
     (["train", "--config", "dqn/cartpol"], ["dqn/cartpol", "dqn/cartpole"]),
     (["train", "--config", "dqn/cartpole", "-n", "-5"], ["--total-timesteps", "-5"]),
     (["train", "--config", "dqn/cartpole", "-n", "1.5"], ["--total-timesteps", "1.5"]),
@@ -162,8 +163,6 @@ def test_train_json_prints_the_summary_as_one_object(cli, tmp_path):
     assert summary == json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["seeds"], summary["env_steps"]) == ("completed", [7], 256)
     for word in (
-        "hint: ",
-        "ppo/cartpole",
         "final return",
         "95% interval",
         "rl-training eval",
@@ -188,11 +187,33 @@ def test_prints_of_libraries_do_not_mix_with_the_json_object(cli, tmp_path, monk
     assert "Hello from a library" in cli("train", *PPO, "-n", "64", "-o", tmp_path).out
 
 
-def test_no_hint_with_a_preset_or_without_one_to_suggest(cli, tmp_path):
+def test_an_algorithm_and_an_environment_start_from_their_preset(cli):
+    preset = make_config("dqn/cartpole").resolved().to_dict()
+    line = ["config", "--format", "json", "--algo", "dqn", "--env", "CartPole-v1"]
+    found = cli(*line)
+    assert json.loads(found.out) == preset
+    assert found.err == "settings: the tuned preset dqn/cartpole (--defaults for the plain ones)\n"
+    changed = json.loads(cli(*line, "-n", "77", "--seeds", "3,4", "--set", "gamma=0.5").out)
+    assert (changed["total_timesteps"], changed["seeds"], changed["algo_kwargs"].pop("gamma")) == (77, [3, 4], 0.5)
+    del preset["algo_kwargs"]["gamma"]
+    assert changed["algo_kwargs"] == preset["algo_kwargs"]
+
+
+def test_defaults_leave_out_the_preset(cli):
+    line = ["config", "--format", "json", "--algo", "dqn", "--env", "CartPole-v1", "-n", "100", "--defaults"]
+    plain = make_config(algo="dqn", env_id="CartPole-v1", total_timesteps=100).resolved().to_dict()
+    found = cli(*line)
+    assert (json.loads(found.out), found.err) == (plain, "")
+    other = cli("config", "--algo", "dqn", "--env", "FrozenLake-v1", "-n", "100")  # no preset names it
+    assert (other.status, other.err) == (0, "")
+
+
+def test_a_run_says_which_preset_it_starts_from(cli, tmp_path):
+    result = cli("train", *FAST, "--algo", "ppo", "--env", "CartPole-v1", "-n", "256", "-o", tmp_path)
+    assert result.status == 0
+    assert result.err.count("settings: the tuned preset ppo/cartpole") == 1
     preset = cli("train", "--config", "ppo/cartpole", *FAST, "-n", "256", "-o", tmp_path)
-    other = cli("train", *PPO, "--env", "MountainCar-v0", "-n", "64", "-o", tmp_path)
-    assert (preset.status, other.status) == (0, 0)
-    assert "hint: " not in preset.err + other.err
+    assert "settings: " not in preset.err
 
 
 def test_command_line_is_recorded_in_the_run(tmp_path):

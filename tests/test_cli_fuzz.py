@@ -90,6 +90,7 @@ def test_errors_name_the_field_with_the_wrong_value(capsys, tmp_path, monkeypatc
                 line = check(["config", "--config", "c.yaml"], capsys)
                 refused += line is not None
                 keys_in = [key, *value] if isinstance(value, dict) else [key]  # an inner key is more precise
+                keys_in += ["Environment"] * (key == "env_id")  # an id that nobody registered
                 pattern = "|".join(re.escape(str(name)) or "''" for name in keys_in)  # "algorithm" names algo
                 named = re.search(f"(?<![A-Za-z_])({pattern})", line or "")
                 assert line is None or named, (key, value, line)
@@ -103,7 +104,7 @@ def no_training(monkeypatch):
     def run(self: trainer.Trainer) -> trainer.TrainResult:
         self.envs.close()
         self.evaluator.close()
-        summary = {"env_steps": 0, "wall_time_s": 1.0, "steps_per_second": 0.0}
+        summary = {"env_id": "x", "env_steps": 0, "wall_time_s": 1.0, "steps_per_second": 0.0}
         return trainer.TrainResult(self.run_dir, self.run_dir, {}, None, {}, "completed", summary)
 
     monkeypatch.setattr(trainer.Trainer, "run", run)
@@ -213,7 +214,7 @@ def test_set_round_trips_values(capsys):
     for _ in range(60):
         value = [chance.choice([1, -2.5, 1e-7, True, None, "a b", "é"]) for _ in range(3)]
         key = f"env_kwargs.{chance.choice('abc')}"
-        argv = ["config", "--config", "ppo/cartpole", "--set", f"{key}={json.dumps(value)}", "--format", "json"]
+        argv = ["config", "--config", "sac/pendulum", "--set", f"{key}={json.dumps(value)}", "--format", "json"]
         capsys.readouterr()
         assert main(argv) == 0
         assert json.loads(capsys.readouterr().out)["env_kwargs"] == {key[-1]: value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
 from pathlib import Path
@@ -138,8 +139,8 @@ def test_policy_and_replay_of_a_trained_agent(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path))
     train = {"preset": "sac/pendulum", "total_timesteps": 130, "eval_episodes": 1, "algo_kwargs": {"hidden_sizes": [8]}}
     policy = load_transition_dataset("policy", train=train, size=60)
-    runs = list((tmp_path / "agents").iterdir())
-    assert len(runs) == 1  # complete, and nothing left over
+    runs = [path for path in (tmp_path / "agents").iterdir() if path.suffix != ".lock"]
+    assert len(runs) == 1  # complete, and nothing left over but the lock
     started = (runs[0] / "metadata.json").stat().st_mtime_ns
     assert policy.content_hash() == load_transition_dataset("policy", train=train, size=60).content_hash()
     noisy = load_transition_dataset("policy", path=str(runs[0]), size=60, noise=0.5)
@@ -201,7 +202,7 @@ GOOD = made().columns()
         ({"kind": "rondom"}, "'random'"),
         ({"kind": "random", "sizes": 3}, "Did you mean 'size'"),
         ({"kind": "random"}, "set env_id"),
-        ({"kind": "random", "env_id": "evil:Env-v0"}, "env_id"),
+        ({"kind": "random", "env_id": "evil:Env-v0"}, "module 'evil' cannot be imported"),
         ({"kind": "npz", "path": "x", "ratio": [1.0]}, "ratio can only be used with mix"),
     ],
 )
@@ -246,3 +247,57 @@ def test_hostile_npz(tmp_path: Path) -> None:
         archive.writestr("obs.npy", b"\x93NUMPY\x01\x00v\x00" + header)
     with pytest.raises(UserError, match="claims"):
         read_dataset(tmp_path / "huge.npz")
+
+
+def _hostile(file: Any, how: str) -> None:
+    """Replace the observations of an HDF5 file."""
+    import h5py
+
+    old = file["observations"][()]
+    del file["observations"]
+    if how == "external link":
+        file["observations"] = h5py.ExternalLink("/etc/passwd", "x")
+    elif how == "soft link":
+        file["observations"] = h5py.SoftLink("/observations")
+    elif how == "external":
+        file.create_dataset("observations", old.shape, old.dtype, external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)])
+    elif how == "huge":
+        file.create_dataset("observations", (2**40, *old.shape[1:]), old.dtype, chunks=True)
+    elif how == "type":
+        file["observations"] = old.dtype
+    elif how == "single":
+        file["observations"] = 1.0
+
+
+@pytest.mark.parametrize("how", ["external link", "soft link", "external", "huge", "type", "single"])
+def test_hostile_hdf5_files_are_refused(tmp_path: Path, how: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "d.hdf5"
+    write_dataset(made(), path)
+    with h5py.File(path, "a") as file:
+        _hostile(file, how)
+    with pytest.raises(UserError, match="observations"):
+        read_dataset(path)
+
+
+def test_damaged_dataset_files_are_refused(tmp_path: Path) -> None:
+    """Errors of h5py and zlib of all kinds are one sentence, wherever the damage is."""
+    pytest.importorskip("h5py")
+    for name, step in (("d.hdf5", 61), ("d.npz", 31)):
+        path = tmp_path / name
+        write_dataset(made(), path)
+        if name == "d.npz":
+            np.savez_compressed(path, **made().arrays())
+        data = path.read_bytes()
+        for k in range(0, len(data), step):
+            path.write_bytes(data[:k] + bytes([data[k] ^ 0x55]) + data[k + 1 :])
+            with contextlib.suppress(UserError):
+                read_dataset(path)
+
+
+def test_a_minari_file_with_other_groups_is_read(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    write_dataset(made(), tmp_path / "d")
+    with h5py.File(tmp_path / "d" / "data" / "main_data.hdf5", "a") as file:
+        file.create_group("episode_x")
+    assert len(read_dataset(tmp_path / "d")) == len(made())

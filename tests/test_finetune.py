@@ -171,7 +171,7 @@ def test_mixed_batches_have_rewards_on_one_scale(tmp_path: Path) -> None:
     assert scale == pytest.approx(1000.0 / np.ptp(raw.episode_returns()))
     with torch.no_grad():
         batch = learner.per_seed(lambda *a: learner.sample_one(learner.phases[0], *a))(
-            learner.tree["train"], learner.tree["keys"], *learner.source_data(learner.tree, learner.phases[0])
+            learner.tree["train"], learner.tree["keys"], learner.source_data(learner.tree, learner.phases[0].sources)
         )
     trainer.envs.close()
     half = batch["rewards"].shape[1] // 2

@@ -168,3 +168,52 @@ def test_lint_env_command(capsys: Any) -> None:
         out, err = capsys.readouterr()
         assert (out, len(err.splitlines())) == ("", 1)
         assert word.lower() in err.lower()
+
+
+class Masked(Sound):
+    """Forbids a random action at each step and raises if it is taken; the mask is in info or in the observation."""
+
+    action_space: Any = gym.spaces.Discrete(3)
+    where, empty_at, forget = "info", -1, False
+
+    def __init__(self) -> None:
+        if self.where == "observation":
+            self.observation_space = gym.spaces.Dict({"x": BOX, "action_mask": gym.spaces.MultiBinary(3)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.marked(super().reset(seed=seed)[0])
+
+    def step(self, action: int) -> Any:
+        if not self.mask[action]:
+            raise RuntimeError(f"action {action} is forbidden")
+        obs, reward, terminated, truncated, _ = super().step(action)
+        obs, info = self.marked(obs)
+        return obs, reward, terminated, truncated, {} if self.forget else info
+
+    def marked(self, obs: Any) -> Any:
+        self.mask = np.ones(3, np.int8)
+        self.mask[self.np_random.integers(3)] = 0
+        if self.t == self.empty_at:
+            self.mask[:] = 0
+        return (obs, {"action_mask": self.mask}) if self.where == "info" else ({"x": obs, "action_mask": self.mask}, {})
+
+
+@pytest.mark.parametrize("where", ["info", "observation"])
+def test_a_correctly_masked_environment_is_clean(where):
+    found = lint(type("Masked", (Masked,), {"where": where}))
+    assert found["findings"] == []
+    assert found["resume"].startswith("exact")
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"empty_at": 1}, "allows no action although the episode goes on"),
+        ({"forget": True}, "is missing after a step"),
+        ({"action_space": gym.spaces.Discrete(4)}, "has 3 entries, but Discrete(4) needs 4"),
+    ],
+)
+def test_faulty_masks_are_found(members, words):
+    findings = lint(type("Masked", (Masked,), members))["findings"]
+    assert [f["check"] for f in findings if f["level"] == "problem"][:1] == ["mask"]
+    assert words in findings[0]["what"]

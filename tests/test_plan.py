@@ -11,8 +11,8 @@ from helpers import config_for
 
 from rl_training.cli import main
 from rl_training.experiment.run.checkpoint import load_checkpoint
+from rl_training.experiment.run.estimate import plan
 from rl_training.experiment.run.trainer import Trainer
-from rl_training.experiment.tools.plan import plan
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("dqn", None), ("ppo", (0, 1))])

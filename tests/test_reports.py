@@ -16,6 +16,7 @@ from report_runs import make_run
 from rl_training.cli import main
 from rl_training.experiment.run.stats import difference, improvement, interval, iqm
 from rl_training.reports import analysis, svg
+from rl_training.reports.page import page as make_page
 from rl_training.reports.svg import short, ticks
 
 GOOD = {0: 500.0, 1: 490.0, 2: 470.0, 3: 500.0, 4: 480.0}
@@ -144,6 +145,23 @@ def test_one_seed_has_no_interval(cli: Any, tmp_path: Path) -> None:
     assert group["iqm"]["ci95"] is None
     assert group["curve"]["low"] is None
     assert "A single seed has no interval" in cli("report", run)[1]
+
+
+def test_few_seeds_are_dots_and_many_a_band_within_the_possible_range(cli: Any, tmp_path: Path) -> None:
+    """Three seeds of CartPole: Student's interval would reach from -336 to 846."""
+    make_run(tmp_path, "few", {0: 24.0, 1: 241.0, 2: 500.0})
+    make_run(tmp_path, "many", {seed: 490.0 + seed for seed in range(6)}, algo="ppo")
+    data = analysis.report([tmp_path])
+    groups = {group["algo"]: group for group in data["environments"][0]["groups"]}
+    assert groups["dqn"]["iqm"]["ci95"] == groups["dqn"]["mean"]["ci95"] == [0.0, 500.0]
+    assert groups["dqn"]["curve"]["low"] is groups["dqn"]["curve"]["high"] is None
+    assert max(groups["ppo"]["curve"]["high"]) <= 500.0
+    page = make_page(data, "test")
+    curves = page[page.index("Sample efficiency") : page.index("Wall-clock time")]
+    assert curves.count("class='band'") + curves.count('class="band"') == 1
+    assert curves.count('class="dot"') == 3 * 5
+    scores = page[page.index("<h3>Scores") : page.index("Performance profile")]
+    assert scores.count('class="reach"') == 1
 
 
 def test_normalised_over_environments(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def _cells() -> dict[str, dict[str, Any]]:
                         "learning_rate": {"kind": "linear", "start": 1e-3},
                     }  # fmt: skip
                 elif registry.entry(name).loop == "on_policy" and envs == 4:  # rollouts that end where the cuts are
-                    changes["algo_kwargs"] = {"n_steps": 4, "normalize_observations": True}
+                    fields = registry.entry(name).load().Hyper.model_fields
+                    normalise = {"normalize_observations": True} if "normalize_observations" in fields else {}
+                    changes["algo_kwargs"] = {"n_steps": 4, **normalise}
                 elif registry.entry(name).loop == "evolution":  # one direction: several generations, rows that wait
                     changes["algo_kwargs"] = {"n_delta": 1}
                 cells[f"{name}-{envs}-{vectorization}"] = {"name": name, **changes}

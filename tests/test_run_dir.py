@@ -15,6 +15,7 @@ import yaml
 
 from rl_training.errors import UserError
 from rl_training.experiment.run import run_dir as rd
+from rl_training.experiment.run.history import RunHistory
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -133,3 +134,12 @@ def test_cheap_to_import() -> None:
     code = f"import sys; {imports}; print([m for m in ('torch', 'rich', 'tensorboard', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_history_of_a_run_survives_a_checkpoint() -> None:
+    history = RunHistory({"mean_return": 9.0}, {"mean_return": 7.0}, evaluated_at=400, due=["log", "save", "eval"])
+    history.seconds_before = 60.0
+    restored = RunHistory.from_json(json.loads(json.dumps(history.to_json())))
+    assert (restored.best_eval, restored.last_eval) == ({"mean_return": 9.0}, {"mean_return": 7.0})
+    assert (restored.evaluated_at, restored.due) == (400, ["log", "eval"])  # the checkpoint itself is not due again
+    assert restored.seconds_before >= 60.0

@@ -8,12 +8,15 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from rl_training.envs.score_bounds import score_bounds
 from rl_training.experiment.run import stats
+from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.stats import (
     difference,
     eval_summary,
@@ -263,3 +266,56 @@ def test_import_is_cheap() -> None:
     code = "import sys, rl_training.experiment.run.stats; print('scipy' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+THREE = [24.0, 241.0, 500.0]  # CartPole-v1
+
+
+def test_intervals_stay_within_the_bounds_of_scores() -> None:
+    low, high = stats.interval([THREE])
+    assert (low, high) == pytest.approx((-336.2, 846.2), abs=20.0)  # what Student's t says of three scores
+    assert stats.interval([THREE], bounds=(0.0, 500.0)) == (0.0, 500.0)
+    assert stats.interval([THREE], np.mean, bounds=(0.0, np.inf))[1] == pytest.approx(
+        stats.interval([THREE], np.mean)[1]
+    )
+    five = [480.0, 490.0, 495.0, 499.0, 500.0]
+    assert stats.interval([five], bounds=(0.0, 500.0)) == stats.interval([five])  # order statistics stay inside anyway
+    assert stats.interval([[-5.0, 700.0]], bounds=(0.0, 500.0)) == (-5.0, 700.0)  # the data know better
+
+
+def test_bounded_differences() -> None:
+    _, low, high = stats.difference([THREE], [[0.0, 10.0, 500.0]], bounds=(0.0, 500.0))
+    assert -500.0 <= low <= high <= 500.0
+
+
+def test_bounds_hold_for_every_point_of_a_curve() -> None:
+    low, high = stats.interval([np.array([THREE, [1.0, 2.0, 3.0]])], bounds=(0.0, 500.0))
+    assert low.shape == (2,)
+    assert (low >= 0.0).all()
+    assert (high <= 500.0).all()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "bounds"),
+    [
+        ("CartPole-v1", {}, (0.0, 500.0)),
+        ("CartPole-v1", {"max_episode_steps": 50}, (0.0, 50.0)),
+        ("CartPole-v1", {"sutton_barto_reward": True}, (-np.inf, np.inf)),
+        ("Acrobot-v1", {}, (-500.0, 0.0)),
+        ("DMControl/walker-walk-v0", {}, (0.0, 1000.0)),
+        ("Pendulum-v1", {}, (-200 * (np.pi**2 + 6.4 + 0.004), 0.0)),
+        ("HalfCheetah-v5", {}, (-np.inf, np.inf)),
+    ],
+)
+def test_known_bounds_of_returns(env_id: str, arguments: dict[str, Any], bounds: tuple[float, float]) -> None:
+    assert score_bounds(env_id, arguments) == pytest.approx(bounds)
+
+
+def test_evaluations_of_a_run_are_bounded(tmp_path: Any) -> None:
+    config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=1)
+    summary = stats.eval_summary([0, 1, 2], [[x] for x in THREE], [[1]] * 3, bounds=config.score_bounds())
+    assert summary["ci95"] == [0.0, 500.0]
+    wrapped = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=1, env_wrappers=["m:Reward"])
+    assert wrapped.score_bounds() == (-np.inf, np.inf)

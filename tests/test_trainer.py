@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, slow_unless
 
 from rl_training import Callback, EarlyStopping, UserError, registry
 from rl_training.experiment.run.agent import Agent
-from rl_training.experiment.run.atomic import exclusive_directory
+from rl_training.experiment.run.atomic import try_lock
 from rl_training.experiment.run.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -280,15 +281,38 @@ def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
     """Each would cut the log of the other and append to it."""
     result = trainer("dqn", tmp_path, total_timesteps=40).run()
     before = (result.run_dir / "metadata.json").read_text()
-    late = Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
-    with exclusive_directory(result.run_dir, "the run"):
-        with pytest.raises(UserError, match="another process is working on the run in"):
-            late.run()
-        (result.run_dir / "metadata.json").write_text(before)
-        with pytest.raises(UserError, match="another process is working on the run in"):
-            Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
-        assert (result.run_dir / "metadata.json").read_text() == before
+    lock = try_lock(result.run_dir)  # as another process would
+    with pytest.raises(UserError, match="another process is working on the run in"):
+        Trainer.resume(result.run_dir, total_timesteps=80, progress=False)
+    assert (result.run_dir / "metadata.json").read_text() == before
+    assert lock is not None
+    os.close(lock)
     assert Trainer.resume(result.run_dir, total_timesteps=80, progress=False).run().status == "completed"
+
+
+def test_two_trainers_of_one_process_do_not_train_one_run(tmp_path: Path) -> None:
+    """The second would continue from a state that is outdated when its turn comes."""
+    run_dir = trainer("dqn", tmp_path, total_timesteps=40).run().run_dir
+    first = Trainer.resume(run_dir, total_timesteps=80, progress=False)
+    with pytest.raises(UserError, match="another trainer in this process"):
+        Trainer.resume(run_dir, total_timesteps=80, progress=False)
+    first.close()
+    second = Trainer.resume(run_dir, total_timesteps=80, progress=False)
+    assert second.run().status == "completed"
+    Trainer.resume(run_dir, total_timesteps=120, progress=False).close()  # a finished run is free again
+
+
+def test_a_running_run_cannot_be_resumed(tmp_path: Path) -> None:
+    refused = []
+
+    class Second(Callback):
+        def on_checkpoint(self, run: Any, path: Path) -> None:
+            with pytest.raises(UserError, match="another trainer in this process"):
+                Trainer.resume(run.run_dir, total_timesteps=80, progress=False)
+            refused.append(path)
+
+    trainer("dqn", tmp_path, total_timesteps=40, callbacks=[Second()]).run()
+    assert len(refused) == 1
 
 
 def test_invalid_checkpoints_are_refused_with_a_clear_message(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rl_training.cli import main
 from rl_training.errors import UserError
 from rl_training.experiment.run.config import TrainConfig, make_config
 from rl_training.experiment.studies.pool import Event
-from rl_training.experiment.studies.search_space import apply, base_values, default_space, load_space
+from rl_training.experiment.studies.search_space import apply, base_values, default_space, load_space, own_values
 from rl_training.experiment.studies.trials import run_dirs
 
 pytest.importorskip("optuna")
@@ -60,6 +60,23 @@ def test_values_are_applied_and_schedules_keep_their_shape() -> None:
     assert changed["hidden_sizes"] == [8]
     assert base_values(config, default_space("ppo"))["learning_rate"] == 1e-3
     assert base_values(config, default_space("ppo"))["hidden_sizes"] == "[64, 64]"
+
+
+def test_the_first_trial_is_the_configuration_as_given(tmp_path: Path) -> None:
+    """Also where its values lie outside the search space, or are schedules."""
+    pytest.importorskip("optuna")
+    config = config_for("ppo", tmp_path, algo_kwargs={"learning_rate": 0.5, "hidden_sizes": [3], "n_epochs": 9})
+    tuning = tune.Tuning(tmp_path / "s", config, SPACE, 2, (100,), (1000,))
+    (tmp_path / "s").mkdir()
+    library = tune.optuna()
+    opened = tune.open_study(tmp_path / "s", create=True)
+    opened.enqueue_trial(base_values(config, SPACE), user_attrs={tune.GIVEN: True})
+    first = opened.ask(tuning._distributions())
+    assert tuning.config_of(first).algo_kwargs == config.algo_kwargs
+    assert first.params == {"learning_rate": 1e-2, "hidden_sizes": "[8]", "n_epochs": 3}  # the nearest point
+    assert own_values(config, SPACE) == {"learning_rate": 0.5, "hidden_sizes": [3], "n_epochs": 9}
+    opened.sampler = library.samplers.RandomSampler(seed=1)
+    assert tuning.config_of(opened.ask(tuning._distributions())).algo_kwargs["hidden_sizes"] in ([8], [16])
 
 
 def study(place: Path, trials: int, **options: Any) -> tune.Tuning:
@@ -140,7 +157,8 @@ def test_interrupted_study_can_be_continued_and_writes_a_preset(tmp_path: Path, 
     assert len(best["evaluations"]) >= 2
     assert [row["seed"] for row in report["held_out"]["per_seed"]] == [1000]
     preset = make_config(place / "best.yaml")
-    assert {key: preset.algo_kwargs[key] for key in SPACE} == best["params"]
+    settings = preset.resolved().algo_kwargs  # the first trial is the configuration as given
+    assert {key: settings[key] for key in SPACE} == best["params"]
     assert (preset.algo, preset.seeds, preset.output_dir) == ("ppo", None, "runs")
 
     assert main(["tune-report", str(place), "--json"]) == 0
