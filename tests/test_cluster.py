@@ -205,7 +205,7 @@ def test_a_deterministic_run_equals_one_process_and_resumes_exactly(
 
 @pytest.mark.slow
 def test_impala_learns_from_unrolls_that_lag(nodes: Any, tmp_path: Path) -> None:
-    settings = {"n_steps": 16, "learning_rate": 5e-3, "optimizer": "adam"}
+    settings = {"n_steps": 16, "learning_rate": 1e-3, "optimizer": "adam"}  # 5e-3 collapses in one run of four
     trainer = Trainer(config("impala", 12_000, tmp_path, {"actors": 2}, algo_kwargs=settings), progress=False)
     result = trainer.run()
     assert trainer.loop.gradient_steps == trainer.loop.env_steps // 64  # each unroll is used once
