@@ -21,7 +21,7 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from rl_training.errors import NonFiniteError, Terminated, UserError, describe, did_you_mean, printable
+from rl_training.errors import NonFiniteError, Terminated, UserError, describe, did_you_mean, printable, short_repr
 from rl_training.imports import forget_afterwards
 
 EPILOG = "Start with: rl-training train --config ppo/cartpole"
@@ -197,7 +197,7 @@ def _usage_message(error: Any, argv: list[str]) -> str:
         return f"unknown command '{given}'.{did_you_mean(given, commands)} Commands: {', '.join(commands)}"
     if kind == "BadParameter" and getattr(error, "param", None) is not None:
         names = error.param.opts
-        value = next((f" = '{word}'" for name, word in itertools.pairwise(argv) if name in names), "")
+        value = next((f" = {short_repr(word)}" for name, word in itertools.pairwise(argv) if name in names), "")
         return f"{names[0]}{value}: {error.message.removeprefix('Value error, ').removeprefix('Input ')}"
     return f"{text[:1].lower()}{text[1:]}.{see}"
 

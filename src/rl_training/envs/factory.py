@@ -44,7 +44,10 @@ def find_spec(env_id: str) -> GymSpec:
             import_named(module, f"the environment '{env_id}'")
         return gym.spec(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"Environment '{env_id}': module '{error.name}' cannot be imported.") from None
+        raise UserError(
+            f"Environment '{env_id}': module '{error.name}' cannot be imported. Install it, or put its directory on"
+            " PYTHONPATH; the current directory is not searched."
+        ) from None
     except (gym.error.Error, ImportError) as error:
         newest = {_family(known): known for known in sorted(gym.registry)}  # without versions, which all look alike
         near = did_you_mean(_family(env_id), newest)
