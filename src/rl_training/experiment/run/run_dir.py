@@ -22,6 +22,7 @@ from rl_training.experiment.run.atomic import (
     os_reason,
     read_json_object,
 )
+from rl_training.version import __version__
 
 _MAX_NAME = 80  # run names match [A-Za-z0-9][A-Za-z0-9._-]{0,79}
 _LIBRARIES = {"torch": "torch", "numpy": "numpy", "gymnasium": "gymnasium", "safetensors": "safetensors"}
@@ -60,8 +61,8 @@ def _plain(text: str) -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that influence results, read without importing them."""
-    distributions = {"rl_training": "rl-training", **_LIBRARIES}
-    return {"python": platform.python_version(), **{key: _version(name) for key, name in distributions.items()}}
+    own = {"python": platform.python_version(), "rl_training": __version__}
+    return {**own, **{key: _version(name) for key, name in _LIBRARIES.items()}}
 
 
 @functools.cache
