@@ -16,8 +16,8 @@ from rl_training.reports import svg
 
 WIDTH = 310  # of a learning curve on the page: three or four beside each other, one on a phone
 ENOUGH = 5  # seeds from which on a band is drawn; the points of fewer say more
-_HEAD = ("algorithm", "environment", "mean", "IQM [95 % interval]", "published", "reached", "steps", "seeds", "steps/s",
-         "hours", "source")  # fmt: skip
+_HEAD = ("algorithm", "environment", "mean", "IQM [95 % interval]", "best", "published", "reached", "steps", "seeds",
+         "steps/s", "hours", "source")  # fmt: skip
 PUBLISHED = ("classic", "mujoco-1m", "dmc-500k", "atari-100k", "atari-10m-frames", "offline-mujoco")
 Row = Mapping[str, Any]
 
@@ -124,6 +124,7 @@ def _cells(study: Study, row: Row) -> list[str]:
         study.env_id + (f" ({study.variant})" if study.variant else "") + (" (older settings)" if row["stale"] else ""),
         _number(float(np.mean(scores))),
         f"{_number(float(iqm(scores)))} [{_number(low)}, {_number(high)}]",
+        _number(_best(study, row)),
         _published(study),
         verdict,
         steps,
@@ -132,6 +133,11 @@ def _cells(study: Study, row: Row) -> list[str]:
         f"{row['wall_time_s'] / 3600:.2f}",
         study.bar.source if study.bar is not None else "-",
     ]
+
+
+def _best(study: Study, row: Row) -> float:
+    """The mean over seeds of each one's best evaluation, the statistic of some published tables."""
+    return float(np.mean([max(map(study.score_of, seed)) for seed in row["curve"]["per_seed"].values()]))
 
 
 def _published(study: Study) -> str:
