@@ -1,19 +1,21 @@
 """Whole runs as tasks of a cluster: trials of sweeps and studies, entries of the verification ledger.
 
-A job is `{"id", "target": "module:function", "arguments", "log"}`, as for the worker processes of one machine. Its
-directory must be on a disk that all machines share: everything that a trial needs to continue is there.
+A job is `{"id", "target": "module:function", "arguments", "log"}`, as for the worker processes of one machine. A task
+may import the modules that its sender may. A job's directory must be on a disk that all machines share: everything that
+a trial needs to continue is there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
 from typing import Any
 
 from rl_training.cluster.connection import Connection
+from rl_training.imports import allow_import, allowed_imports
+from rl_training.registry import resolve
 
 _GRACE = 60.0  # seconds for interrupted tasks to save their runs
 
@@ -26,8 +28,9 @@ def run_job(job: dict[str, Any]) -> int:
     try:
         for target in (1, 2):
             os.dup2(log, target)
-        module, _, name = job["target"].partition(":")
-        getattr(importlib.import_module(module), name)(*job["arguments"])
+        for name in job["allow"]:
+            allow_import(name)
+        resolve(job["target"])(*job["arguments"])
         return 0
     except BaseException:
         traceback.print_exc()
@@ -54,7 +57,7 @@ class ClusterWorkers:
         self._running: dict[Any, str] = {}
 
     def send(self, job: dict[str, Any]) -> None:
-        self._running[self._task.remote({**job, "directory": os.getcwd()})] = job["id"]
+        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowed_imports()})] = job["id"]
 
     def ended(self) -> tuple[str, int | None]:
         """Wait for a job to end: its id and exit status, or None if its process or machine was lost."""
