@@ -9,7 +9,6 @@ import socket
 from importlib.util import find_spec
 from typing import Any
 
-from rl_training.cluster.settings import ClusterSettings
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 
@@ -66,10 +65,10 @@ class Connection:
                     f" lower cluster.actors or cluster.{setting}"
                 )
 
-    def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0, **keywords: Any) -> Any:
+    def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0) -> Any:
         """Start a class as an actor. Nothing is restarted by itself: the owner decides what a new one begins with."""
         remote = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
-        handle = remote.remote(*arguments, **keywords)
+        handle = remote.remote(*arguments)
         self._actors.append(handle)
         return handle
 
@@ -85,11 +84,6 @@ class Connection:
             self.end(actor)
         if self.started and self.ray.is_initialized():
             self.ray.shutdown()
-
-
-def reserve(settings: ClusterSettings, others: int = 0) -> tuple[float, float]:
-    """CPUs and GPUs of a run: its actors, and `others` with one CPU each."""
-    return settings.actors * settings.cpus_per_actor + others, settings.actors * settings.gpus_per_actor
 
 
 def _require_answer(address: str) -> None:
