@@ -1,4 +1,4 @@
-"""`rl-training eval`"""
+"""`rl-training eval` and `rl-training record`"""
 
 from __future__ import annotations
 
@@ -60,6 +60,27 @@ def evaluate(
         rows.append(("videos", video))
     say(f"{agent.config.algo} on {agent.config.env_id}")
     print(lines(rows))
+
+
+def record(
+    checkpoint: o.Checkpoint,
+    video: Annotated[
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory for the MP4 files.")
+    ] = "videos",
+    num_episodes: Annotated[
+        int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=10_000, help="Episodes per seed.")
+    ] = 1,
+    seed: o.EpisodeSeed = 0,
+    env: o.Env = None,
+    device: o.Device = None,
+    allow_import: o.AllowImport = None,
+    as_json: o.Json = False,
+) -> None:
+    """Record videos of a trained agent: the same as `eval --video`, with one episode per seed."""
+    evaluate(
+        checkpoint, num_episodes=num_episodes, seed=seed, env=env, device=device, render=False, video=video,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int | None = None) -> Agent:
