@@ -97,8 +97,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(rest, query.get("run", [])[:_MAX_RUNS], query.get("metric", []))
         except StopIteration:
             self._refuse(HTTPStatus.NOT_FOUND, "this run does not exist any more")
-        except (BrokenPipeError, ConnectionResetError):  # the browser closed the connection
+        except ConnectionError:  # the browser closed the connection
             self.close_connection = True
+        except FileNotFoundError:  # between looking for it and opening it
+            self._refuse(HTTPStatus.NOT_FOUND, "this file does not exist any more")
         return None
 
     do_HEAD = do_GET
@@ -124,7 +126,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _send_json(self, value: Any) -> None:
-        self._send(json.dumps(value, default=str, separators=(",", ":")).encode(), "application/json")
+        text = json.dumps(value, default=str, separators=(",", ":"))
+        if "NaN" in text or "Infinity" in text:  # from a file of somebody else: JSON has no such numbers
+            text = json.dumps(json.loads(text, parse_constant=lambda word: None))
+        self._send(text.encode(), "application/json")
 
     def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, policy: str = _POLICY) -> None:
         self._head(status, kind, len(body), policy)
@@ -163,6 +168,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             while left > 0 and (block := file.read(min(_CHUNK, left))):
                 self.wfile.write(block)
                 left -= len(block)
+            if left:  # a log that was cut while it was sent: the browser must not wait for the rest
+                self.close_connection = True
         return None
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
