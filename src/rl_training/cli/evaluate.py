@@ -97,14 +97,8 @@ def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int |
 
 def _check_env(agent: Agent, env_id: str) -> None:
     """Another environment is fine as long as its spaces are those that the agent was trained on."""
-    from rl_training.envs.given import read_spaces
-    from rl_training.envs.spaces import make_spec
-
-    masks = agent.algorithm.masks
-    spaces = read_spaces(agent.env, agent.config.env_arguments("evaluation"), masks=masks)
-    spec = make_spec(env_id, *spaces, masks=masks)
     try:
-        agent.check_spec(spec.observation, spec.action)
+        agent._spaces()
     except UserError as error:
         raise UserError(f"--env {env_id}: {error}") from None
 
