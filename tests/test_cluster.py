@@ -22,8 +22,9 @@ import pytest
 import torch
 
 from rl_training.cli.cluster import status
-from rl_training.cluster import remote_envs
+from rl_training.cluster import connection, remote_envs, tasks
 from rl_training.cluster.actors import ladder, pack, unpack
+from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
 from rl_training.envs.vector import EnvError
 from rl_training.errors import UserError
@@ -387,6 +388,22 @@ def test_status_shows_the_last_state_of_a_run(nodes: Any, tmp_path: Path, capsys
     assert "actor 1" in shown
     with pytest.raises(UserError, match="is not a run directory"):
         status(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("connect", "advice"),
+    [
+        (lambda: Connection("auto", 3.0, 0.0), "needs 3 CPUs .* lower cluster.actors or cluster.cpus_per_actor"),
+        (lambda: tasks.ClusterWorkers("auto", 1, 2.0), "needs 2 GPUs .* lower --workers or --gpus-per-trial"),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_is_too_small_says_what_to_lower(
+    connect: Callable[[], Any], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 1.0})
+    monkeypatch.setattr(connection, "require_ray", lambda: small)
+    with pytest.raises(UserError, match=advice):
+        connect()
 
 
 class LocalActors:

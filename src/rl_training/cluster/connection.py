@@ -28,15 +28,17 @@ def require_ray() -> Any:
 class Connection:
     """A connection to Ray, and the processes that this run has started there."""
 
-    def __init__(self, address: str, cpus: float, gpus: float = 0.0) -> None:
-        """`cpus`, `gpus`: what the run reserves in all."""
+    def __init__(
+        self, address: str, cpus: float, gpus: float = 0.0, lower: str = "cluster.actors or cluster.{unit}s_per_actor"
+    ) -> None:
+        """`cpus`, `gpus`: what the run reserves in all; `lower`: what to lower where the cluster has less."""
         self.ray = ray = require_ray()
         self.started = not ray.is_initialized()
         self._actors: list[Any] = []
         if self.started:
             self._connect(address, cpus)
         try:
-            self._check(cpus, gpus)
+            self._check(cpus, gpus, lower)
         except BaseException:
             self.close()
             raise
@@ -56,13 +58,13 @@ class Connection:
             what = "cannot start Ray here" if address == "local" else f"cannot join the Ray cluster at {address}"
             raise UserError(f"{what}: {reason}") from None
 
-    def _check(self, cpus: float, gpus: float) -> None:
+    def _check(self, cpus: float, gpus: float, lower: str) -> None:
         offered = self.ray.cluster_resources()
-        for name, needed, setting in (("CPU", cpus, "cpus_per_actor"), ("GPU", gpus, "gpus_per_actor")):
+        for name, needed in (("CPU", cpus), ("GPU", gpus)):
             if needed > offered.get(name, 0.0) + 1e-6:
                 raise UserError(
                     f"this run needs {needed:g} {name}s and the Ray cluster has {offered.get(name, 0.0):g};"
-                    f" lower cluster.actors or cluster.{setting}"
+                    f" lower {lower.format(unit=name.lower())}"
                 )
 
     def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0) -> Any:

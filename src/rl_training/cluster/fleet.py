@@ -20,6 +20,7 @@ from rl_training.cluster.remote_envs import START_SECONDS, ActorEnvs, EnvOrder
 from rl_training.cluster.settings import ClusterSettings
 from rl_training.envs.vector import EnvState, Restored
 from rl_training.errors import UserError
+from rl_training.ops.tree import tree_map
 
 _POLL = 0.2  # seconds between looks at stop requests and stuck actors
 _SHOWN = 16  # actors with metrics of their own
@@ -170,12 +171,7 @@ class Fleet(ActorEnvs):
 
     def current_obs(self) -> Any:
         """Placeholders in the right shape: the driver never acts."""
-        first = self.first_obs
-
-        def rows(x: np.ndarray) -> np.ndarray:
-            return np.repeat(x, self.driver_rows, 0)
-
-        return {name: rows(x) for name, x in first.items()} if isinstance(first, dict) else rows(first)
+        return tree_map(lambda x: np.repeat(x, self.driver_rows, 0), self.first_obs)
 
     def get_state(self) -> EnvState:
         meta = {"generations": list(self.generations), "replaced": self.replaced, "lost_steps": self.lost_steps}

@@ -23,6 +23,7 @@ from rl_training.envs.sync import SyncVectorEnv, copy_rows
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
 from rl_training.errors import UserError
+from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource
 
 log = logging.getLogger(__name__)
@@ -186,12 +187,12 @@ class RemoteEnvs(ActorEnvs):
     def step(self, actions: Array) -> Step:
         before, lost_before = self._obs, self._lost.copy()
         refs = [actor.step.remote(actions[self._rows(k)].copy()) for k, actor in enumerate(self._actors)]
-        self._obs = _copy(before)
+        self._obs = tree_map(np.copy, before)
         steps: list[Step | None] = [self._answer(k, ref) for k, ref in enumerate(refs)]
         self._lost |= lost_before
         valid, rewards = np.ones(self.num_envs, np.bool_), np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        final = _copy(before)
+        final = tree_map(np.copy, before)
         episodes: list[Episode] = []
         for k, step in enumerate(steps):
             if step is None:
@@ -213,7 +214,7 @@ class RemoteEnvs(ActorEnvs):
 
     def restart(self, rows: Sequence[int]) -> bool:
         own = [[i - k * self.each for i in rows if i // self.each == k] for k in range(len(self._actors))]
-        self._obs = _copy(self._obs)
+        self._obs = tree_map(np.copy, self._obs)
         for k, obs in enumerate(self._ask(lambda k, actor: actor.restart.remote(own[k]))):
             if obs is not None:
                 _write(self._obs, self._rows(k), obs)
@@ -250,20 +251,10 @@ class RemoteEnvs(ActorEnvs):
         return "exact" if all(restored == "exact" for restored, _ in answers) else "restarted"
 
 
-def _copy(obs: Any) -> Any:
-    return {name: array.copy() for name, array in obs.items()} if isinstance(obs, dict) else obs.copy()
-
-
 def _write(target: Any, rows: slice, part: Any) -> None:
     """Write the rows that one actor has answered for."""
-    if isinstance(target, dict):
-        for name, array in part.items():
-            target[name][rows] = array
-    else:
-        target[rows] = part
+    tree_map(lambda whole, own: np.copyto(whole[rows], own), target, part)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return np.concatenate(parts)
+    return tree_map(lambda *xs: np.concatenate(xs), *parts)

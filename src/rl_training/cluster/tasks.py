@@ -50,7 +50,7 @@ class ClusterWorkers:
 
     def __init__(self, address: str, workers: int, gpus: float = 0.0) -> None:
         """`gpus`: of each job; fractions are allowed."""
-        self.connection = Connection(address, 1.0 if workers == 1 else 2.0, gpus)
+        self.connection = Connection(address, min(workers, 2), gpus, lower="--workers or --gpus-per-trial")
         self.ray = self.connection.ray
         # A process of its own for each job, like a forked worker; retries are the caller's business.
         self._task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(run_job)
