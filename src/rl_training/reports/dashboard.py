@@ -15,12 +15,11 @@ import urllib.parse
 from collections.abc import Sequence
 from html import escape
 from http import HTTPStatus
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.reports import analysis, page, svg
+from rl_training.reports import analysis, page
 from rl_training.reports.live import LiveRuns
 
 _POLICY = (
@@ -108,7 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, rest: str, keys: list[str], metrics: list[str]) -> None:
         if rest in ("", "dashboard.css", "dashboard.js"):
             name = rest or "dashboard.html"
-            self._send(_asset(name), _TYPES[Path(name).suffix])
+            text = page.asset(name)
+            self._send((page.style() + text if name.endswith(".css") else text).encode(), _TYPES[Path(name).suffix])
         elif rest == "api/runs":
             self._send_json(self.server.runs_answer())
         elif rest == "api/curves":
@@ -177,12 +177,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _asset(name: str) -> bytes:
-    text = (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
-    if name.endswith(".css"):
-        shared = (resources.files("rl_training") / "reports" / "page.css").read_text(encoding="utf-8")
-        dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
-        text = shared + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark + text
-    return text.encode()
