@@ -153,7 +153,7 @@ def test_a_cluster_task_may_import_what_its_sender_may(
 ) -> None:
     sent: list[dict[str, Any]] = []
     ray = SimpleNamespace(remote=lambda **options: lambda function: SimpleNamespace(remote=sent.append))
-    monkeypatch.setattr(tasks, "Connection", lambda *reserved: SimpleNamespace(ray=ray))
+    monkeypatch.setattr(tasks, "Connection", lambda *reserved, **options: SimpleNamespace(ray=ray))
     workers = tasks.ClusterWorkers("local", 1)
     job = {"id": "a", "target": "rl_training.imports:import_named", "arguments": ["named_env", "a trial"],
            "log": str(tmp_path / "log")}  # fmt: skip
