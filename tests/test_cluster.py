@@ -255,6 +255,7 @@ def test_two_learners_equal_one_with_the_doubled_batch(nodes: Any, tmp_path: Pat
     )
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-6)
+    assert not torch.distributed.is_initialized(), "the driver is still in the group of learners"
 
 
 class Kill(Callback):

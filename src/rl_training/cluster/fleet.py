@@ -46,6 +46,7 @@ class Fleet(ActorEnvs):
     def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
         super().__init__(order, settings, num_envs)
         self.driver_rows, self.lost_steps = num_envs, 0  # `driver_rows`: of the driver's learner
+        self.leave: Callable[[], None] = lambda: None  # what the loop does before its actors end
         self._calls: dict[Any, Call] = {}  # by the reference that is waited for
         self._heard = [0.0] * settings.actors
         self._speed = [0.0] * settings.actors
@@ -182,3 +183,7 @@ class Fleet(ActorEnvs):
         self.generations = [max(state.meta["generations"]) + 1] * len(self._actors)
         self.replaced, self.lost_steps = int(state.meta["replaced"]), int(state.meta["lost_steps"])
         return "restarted"
+
+    def close(self) -> None:
+        self.leave()
+        super().close()

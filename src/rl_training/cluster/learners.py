@@ -156,11 +156,15 @@ class Peers:
         if self._failures > MAX_FAILURES:
             raise error
         log.warning("learners lost contact, one rollout is lost: %s", type(error).__name__)
-        self._joined = False
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.leave()
         for k, handle in enumerate(self.handles):
             if handle is not None:  # the others wait for a gradient that never comes
                 self.connection.end(handle)
                 self.handles[k] = None
         self.replaced += 1
+
+    def leave(self) -> None:
+        """Leave the group of learners, with its connections."""
+        self._joined = False
+        if self.handles and dist.is_initialized():
+            dist.destroy_process_group()
