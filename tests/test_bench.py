@@ -253,6 +253,15 @@ def test_minutes_stop_the_bench_with_everything_saved(
     assert progress.eta(200_000) > 0
 
 
+def test_progress_counts_the_first_line_of_a_log_and_leaves_out_damaged_ones(tmp_path: Path) -> None:
+    assert progress_of(tmp_path) is None
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 100, "time": 1.0, "time/fps": 50.0, "eval/mean_reward": 7.0}\n')
+    assert progress_of(tmp_path) == (100, 50.0, 7.0)
+    log.write_text(log.read_text() + '{"time/fps": 1.0}\n[]\n{"step": 200, "time": 2.0}\n{"step": 30')
+    assert progress_of(tmp_path) == (200, 50.0, 7.0)
+
+
 def test_another_study_in_the_directory_is_refused_and_changed_settings_make_a_result_stale(small: Path) -> None:
     suite = load_suite(str(small))
     study = suite.studies[0]

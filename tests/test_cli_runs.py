@@ -146,9 +146,8 @@ def test_resume_continues_where_the_run_ended(cli, tmp_path):
 def test_interrupted_runs_say_how_to_resume(cli, tmp_path, number, status):
     command = [*RL_TRAINING, "train", *PPO, "-n", "100M", "-o", str(tmp_path), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not list(tmp_path.glob("*/metrics.jsonl")) and process.poll() is None:
+        while not any(log.stat().st_size for log in tmp_path.glob("*/metrics.jsonl")) and process.poll() is None:
             time.sleep(0.05)
-        time.sleep(0.5)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == status, err

@@ -6,6 +6,7 @@ Ray is started once for the whole file, as a cluster of three virtual nodes on t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,11 @@ import pytest
 import torch
 
 from rl_training.cli.cluster import status
+from rl_training.cluster import connection, remote_envs, tasks
 from rl_training.cluster.actors import ladder, pack, unpack
+from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
+from rl_training.envs.vector import EnvError
 from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
@@ -250,6 +255,7 @@ def test_two_learners_equal_one_with_the_doubled_batch(nodes: Any, tmp_path: Pat
     )
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-6)
+    assert not torch.distributed.is_initialized(), "the driver is still in the group of learners"
 
 
 class Kill(Callback):
@@ -383,3 +389,73 @@ def test_status_shows_the_last_state_of_a_run(nodes: Any, tmp_path: Path, capsys
     assert "actor 1" in shown
     with pytest.raises(UserError, match="is not a run directory"):
         status(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("connect", "advice"),
+    [
+        (lambda: Connection("auto", 3.0, 0.0), "needs 3 CPUs .* lower cluster.actors or cluster.cpus_per_actor"),
+        (lambda: tasks.ClusterWorkers("auto", 1, 2.0), "needs 2 GPUs .* lower --workers or --gpus-per-trial"),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_is_too_small_says_what_to_lower(
+    connect: Callable[[], Any], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 1.0})
+    monkeypatch.setattr(connection, "require_ray", lambda: small)
+    with pytest.raises(UserError, match=advice):
+        connect()
+
+
+class LocalActors:
+    """In the place of a connection: actors are objects of this process, and `fails` says whose next step is lost."""
+
+    def __init__(self, *reserved: float) -> None:
+        self.ray, self.fails = self, lambda k: False
+        self.started: list[Any] = []
+
+    def actor(self, kind: Any, *arguments: Any, cpus: float, gpus: float) -> Any:
+        actor = kind(*arguments)
+        self.started.append(actor)
+        return SimpleNamespace(**{
+            name: SimpleNamespace(remote=functools.partial(self.call, actor, name))
+            for name in ("reset", "step", "get_state", "set_state", "restart")
+        })  # fmt: skip
+
+    def call(self, actor: Any, name: str, *arguments: Any) -> Any:
+        return actor, name, functools.partial(getattr(actor, name), *arguments)
+
+    def get(self, ref: Any, timeout: float) -> Any:
+        actor, name, run = ref
+        if name == "step" and self.fails(self.started.index(actor)):
+            raise pytest.importorskip("ray").exceptions.OwnerDiedError("0" * 56, None, "")
+        return run()
+
+    def end(self, actor: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def local_envs(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> remote_envs.RemoteEnvs:
+    monkeypatch.setattr(remote_envs, "Connection", LocalActors)
+    order = remote_envs.EnvOrder("CartPole-v1", {}, seed=0, masks=False, workers=False)
+    envs = remote_envs.RemoteEnvs(order, ClusterSettings(actors=2, inference="learner"), num_envs=4)
+    envs.connection.fails = fails  # type: ignore[union-attr]
+    envs.reset()
+    return envs
+
+
+def test_environments_whose_answer_is_lost_with_a_machine_begin_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = local_envs(monkeypatch, lambda k: k == 1)
+    step = envs.step(np.zeros(4, np.int64))
+    assert step.valid.tolist() == [True, True, False, False]
+    assert envs.replaced == 1
+    assert envs.step(np.zeros(4, np.int64)).valid.all()
+
+
+def test_an_actor_that_never_survives_a_step_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = local_envs(monkeypatch, lambda k: k != 0)
+    for _ in range(remote_envs.MAX_FAILURES):
+        envs.step(np.zeros(4, np.int64))
+    with pytest.raises(EnvError, match="rollout actor 1 failed 4 times in a row"):
+        envs.step(np.zeros(4, np.int64))

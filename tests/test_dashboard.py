@@ -18,7 +18,7 @@ from report_runs import make_run
 
 from rl_training.cli import main
 from rl_training.reports.dashboard import Dashboard
-from rl_training.reports.live import POINTS, LiveRuns
+from rl_training.reports.live import POINTS, LiveRun, LiveRuns
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -110,6 +110,43 @@ def test_damaged_files_leave_a_row(server: Dashboard, tmp_path: Path) -> None:
         (run / name).write_bytes(b"\xff{{{: [")
     (row,) = get(server, "api/runs")["runs"]
     assert (row["name"], row["status"], row["algo"]) == ("run", "unknown", "?")
+
+
+def test_a_log_that_is_cut_and_grows_again_is_read_from_its_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run", {0: 10.0}, status="running")
+    log, runs = run / "metrics.jsonl", LiveRuns(tmp_path)
+    runs.refresh()
+    (row,) = runs.overview()
+    before = runs.curves(row["id"], ["eval/mean_reward"])
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:4]))  # a resumed run: seen, but its curves are not asked for
+    runs.refresh()
+    log.write_bytes(b"".join(lines[:4]) + b'{"step": 2500, "time": 1.7e9, "eval/mean_reward": 11.0}\n' * 30)
+    runs.refresh()
+    (curve,) = runs.curves(row["id"], ["eval/mean_reward"])["curves"]["eval/mean_reward"]
+    assert before["curves"]["eval/mean_reward"][0]["steps"] == [1000, 2000, 3000, 4000, 5000]
+    assert curve["steps"] == [1000, 2000, *[2500] * 30]
+
+
+def test_numbers_that_json_does_not_have_are_null(server: Dashboard, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run", {0: 10.0}, stop_at_return=float("inf"))
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write('{"step": 6000, "time": 1.7e9, "eval/mean_reward": NaN}\n{"step": Infinity, "time": 1.7e9}\n')
+    answers = []
+    for path in ("api/runs", f"api/run?run={get(server, 'api/runs')['runs'][0]['id']}"):
+        with urllib.request.urlopen(server.url + path) as answer:
+            answers.append(json.loads(answer.read(), parse_constant=pytest.fail))
+    assert (answers[0]["runs"][0]["score"], answers[0]["runs"][0]["step"]) == (None, 6000)
+    assert answers[1]["settings"]["stop_at_return"] is None
+
+
+def test_a_file_that_disappears_while_it_is_asked_for_is_not_found(
+    server: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, "run", {0: 10.0})
+    (row,) = get(server, "api/runs")["runs"]
+    monkeypatch.setattr(LiveRun, "file", lambda self, name: self.path / name)
+    assert status_of(server, f"/{server.token}/file/{row['id']}/gone.txt") == 404
 
 
 def test_detail_has_settings_and_files(server: Dashboard, tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from rl_training.cli import main
 from rl_training.errors import UserError
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.experiment.tools.dream import Episodes, open_loop
-from rl_training.reports.dreams import strip
-from rl_training.reports.png import png
+from rl_training.reports.dreams import png, strip
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec("Test-v0", ArraySpec((2,)), ActionSpec("box", (), (2,), (-1.0,) * 2, (1.0,) * 2))

@@ -26,12 +26,13 @@ def run(env, bad_row: int, steps: int = 6) -> list:
 
 @pytest.mark.parametrize("fault", ["raising", "dying", pytest.param("hanging", marks=pytest.mark.slow)])
 def test_a_broken_worker_is_replaced(fault):
-    # A short timeout that still allows a normal step on a busy machine.
-    env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=3.0)
+    # Short only where it is waited for: a normal step must fit on a busy machine.
+    timeout = 5.0 if fault == "hanging" else 60.0
+    env = make_vector_env(getattr(helpers, fault), seeds=[0], num_envs=4, vectorization="async", timeout=timeout)
     rows = env._workers[-1].rows
     started = time.monotonic()
     steps = run(env, bad_row=3, steps=4)  # the new episode would break at its third step again
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 300  # the hanging one sleeps for ten minutes
     before, broken, after = steps[1], steps[2], steps[3]
     mine = np.zeros(4, bool)
     mine[rows] = True

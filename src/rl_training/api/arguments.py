@@ -55,7 +55,7 @@ def read_arguments(
         raise UserError(f"{entry.class_name} needs an environment, such as {entry.class_name}('CartPole-v1')")
     planned = (fields | changes).get("total_timesteps") is not None
     made = combine(fields if planned else {**fields, "total_timesteps": 1}, **changes)
-    made.hyper()  # wrong settings are told here, not when training starts
+    made.hyper()  # wrong settings are reported here, not when training starts
     if isinstance(source, GivenEnv):
         made, source = with_env(made, source)
     return Arguments(made, source, planned)

@@ -16,14 +16,13 @@ from rl_training.cli.dashboard import dashboard
 from rl_training.cli.dataset import app as dataset
 from rl_training.cli.doctor import doctor
 from rl_training.cli.dream import dream
-from rl_training.cli.evaluate import evaluate
+from rl_training.cli.evaluate import evaluate, record
 from rl_training.cli.export import export
 from rl_training.cli.finetune import finetune
 from rl_training.cli.lint_env import lint_env
 from rl_training.cli.listing import list_algorithms
 from rl_training.cli.plan import plan
 from rl_training.cli.predict import predict
-from rl_training.cli.record import record
 from rl_training.cli.replay_crash import replay_crash
 from rl_training.cli.report import leaderboard, report
 from rl_training.cli.resume import resume

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.output import lines, print_json, say
-from rl_training.cli.report import At, Bounds, Metric, Normalize, Partial, read_options
+from rl_training.cli.report import analysis_options
 
 
+@o.with_options(analysis_options)
 def compare(
+    options: dict[str, Any],
     a: Annotated[str, typer.Argument(metavar="A", help="Baseline: a run directory or a directory of runs.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The new run, or a directory of new runs.")],
-    metric: Metric = None,
     statistic: Annotated[str, typer.Option("--statistic", metavar="NAME", help="iqm, mean or median.")] = "iqm",
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="X", min=0.0, help="Score difference by which B may be worse.")
     ] = 0.0,
-    at: At = None,
-    normalize: Normalize = False,
-    bounds: Bounds = None,
-    partial: Partial = False,
     as_json: o.Json = False,
 ) -> None:
     """Compare run B with run A. The exit status is 1 if B is significantly worse.
@@ -32,9 +29,6 @@ def compare(
     from rl_training.reports import analysis
     from rl_training.reports.text import percent, ranged
 
-    options = read_options(
-        {"metric": metric, "at": at, "normalize": normalize, "bounds": bounds, "partial": partial}
-    )  # fmt: skip
     result = analysis.compare(a, b, statistic=statistic, tolerance=tolerance, **options)
     if as_json:
         print_json(result)

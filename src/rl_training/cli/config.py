@@ -20,31 +20,22 @@ class Format(str, Enum):  # older versions of typer do not support Literal
     json = "json"
 
 
+@o.with_options(o.run_options)
 def config(
-    config: o.Config = None,
-    algo: o.Algo = None,
-    env: o.Env = None,
-    total_timesteps: o.Steps = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
+    run: dict[str, Any],
     output_dir: o.OutputDir = None,
-    settings: o.Settings = None,
-    device: o.Device = None,
-    execution: o.Execution = None,
     defaults: o.Defaults = False,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.yaml,
 ) -> None:
     """Show the complete configuration of a run, including all defaults. The YAML output is a valid --config file."""
-    if config is None and algo is not None:
+    algo, env = run["algo"], run["env_id"]
+    if run["source"] is None and algo is not None:
         from rl_training.experiment.run.config import tuned_preset
 
         if defaults or env is None or tuned_preset(algo, env) is None:
-            env, total_timesteps = _example(algo, env, total_timesteps, settings)
+            run["env_id"], run["total_timesteps"] = _example(algo, env, run["total_timesteps"], run["settings"])
             defaults = True  # the preset of an example says nothing about the algorithm
-    chosen = o.build_config(
-        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        output_dir=output_dir, device=device, execution=execution, tuned=not defaults,
-    )  # fmt: skip
+    chosen = o.build_config(**run, output_dir=output_dir, tuned=not defaults)
     from rl_training.experiment.run.environment import with_env
 
     chosen = with_env(chosen, None)[0].resolved()

@@ -17,7 +17,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import one_line, tell
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, show
 from rl_training.machine import usable_cpus
 
 # The modules that each extra installs. They are looked up without being imported.
@@ -69,10 +69,7 @@ def doctor(
     report["compile"] = _compile(try_it=compiles)
     report["extras"] = {name: _extra(name, modules) for name, modules in EXTRAS.items()}
     report["problems"] = _problems(report)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+    show(report, as_json, _show)
 
 
 def _device() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rl-training eval`"""
+"""`rl-training eval` and `rl-training record`"""
 
 from __future__ import annotations
 
@@ -62,6 +62,27 @@ def evaluate(
     print(lines(rows))
 
 
+def record(
+    checkpoint: o.Checkpoint,
+    video: Annotated[
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Directory for the MP4 files.")
+    ] = "videos",
+    num_episodes: Annotated[
+        int, typer.Option("--num-episodes", "-n", metavar="N", min=1, max=10_000, help="Episodes per seed.")
+    ] = 1,
+    seed: o.EpisodeSeed = 0,
+    env: o.Env = None,
+    device: o.Device = None,
+    allow_import: o.AllowImport = None,
+    as_json: o.Json = False,
+) -> None:
+    """Record videos of a trained agent: the same as `eval --video`, with one episode per seed."""
+    evaluate(
+        checkpoint, num_episodes=num_episodes, seed=seed, env=env, device=device, render=False, video=video,
+        as_json=as_json,
+    )  # fmt: skip
+
+
 def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int | None = None) -> Agent:
     """The agent of `--checkpoint`. Warns about damaged checkpoints that had to be skipped."""
     from rl_training.experiment.run.agent import Agent
@@ -76,14 +97,8 @@ def load_agent(checkpoint: str, env: str | None, device: str | None, seed: int |
 
 def _check_env(agent: Agent, env_id: str) -> None:
     """Another environment is fine as long as its spaces are those that the agent was trained on."""
-    from rl_training.envs.given import read_spaces
-    from rl_training.envs.spaces import make_spec
-
-    masks = agent.algorithm.masks
-    spaces = read_spaces(agent.env, agent.config.env_arguments("evaluation"), masks=masks)
-    spec = make_spec(env_id, *spaces, masks=masks)
     try:
-        agent.check_spec(spec.observation, spec.action)
+        agent._spaces()
     except UserError as error:
         raise UserError(f"--env {env_id}: {error}") from None
 

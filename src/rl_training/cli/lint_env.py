@@ -8,7 +8,7 @@ import typer
 
 from rl_training.cli import options as o
 from rl_training.cli.boundary import one_line
-from rl_training.cli.output import lines, print_json, say
+from rl_training.cli.output import lines, say, show
 from rl_training.errors import UserError
 
 
@@ -34,10 +34,7 @@ def lint_env(
     from rl_training.experiment.tools.lint_env import lint
 
     found = lint(env, arguments, seed)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    show(found, as_json, _show)
     raise typer.Exit(1 if found["problems"] else 0)
 
 

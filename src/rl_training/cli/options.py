@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -114,6 +116,32 @@ Checkpoint = Annotated[
     str,
     typer.Option("--checkpoint", "-p", metavar="PATH", help="Checkpoint, RUN (its latest checkpoint) or RUN/best."),
 ]
+
+
+def with_options(shared: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `shared` as well. What `shared` makes of them is the command's first argument."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        theirs, own = (inspect.signature(one, eval_str=True).parameters for one in (shared, command))
+
+        @functools.wraps(command)
+        def run(**options: Any) -> None:
+            command(shared(**{name: options.pop(name) for name in theirs}), **options)
+
+        parameters = [*theirs.values(), *list(own.values())[1:]]
+        run.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in parameters])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def run_options(
+    config: Config = None, algo: Algo = None, env: Env = None, total_timesteps: Steps = None, seed: Seed = None,
+    seeds: Seeds = None, settings: Settings = None, device: Device = None, execution: Execution = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The options that describe a run, as arguments of `build_config`."""
+    return {"source": config, "algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed,
+            "seeds": seeds, "settings": settings, "device": device, "execution": execution}  # fmt: skip
 
 
 def build_config(

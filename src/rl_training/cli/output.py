@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 def print_json(value: Mapping[str, Any]) -> None:
     """Print exactly one object. JSON has no NaN or infinity, so they become null."""
     answer(json.dumps(as_plain(value), indent=2, allow_nan=False))
+
+
+def show(value: dict[str, Any], as_json: bool, as_text: Callable[[dict[str, Any]], object]) -> None:
+    """Print a result as JSON or in its own way for people."""
+    (print_json if as_json else as_text)(value)
 
 
 def as_plain(value: Any) -> Any:

@@ -8,36 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.output import lines, print_json, say
+from rl_training.cli.output import lines, say, show
 
 
+@o.with_options(o.run_options)
 def plan(
-    config: o.Config = None,
-    algo: o.Algo = None,
-    env: o.Env = None,
-    total_timesteps: o.Steps = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
-    settings: o.Settings = None,
-    device: o.Device = None,
-    execution: o.Execution = None,
+    run: dict[str, Any],
     defaults: o.Defaults = False,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Skip the speed measurement.")] = False,
     allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
     """Estimate what a run needs: memory, disk space, gradient steps, and time, measured for a few seconds."""
-    chosen = o.build_config(
-        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        device=device, execution=execution, tuned=not defaults,
-    )  # fmt: skip
+    chosen = o.build_config(**run, tuned=not defaults)
     from rl_training.experiment.run.estimate import plan as make_plan
 
     found = make_plan(chosen, probe=not no_probe)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    show(found, as_json, _show)
 
 
 def _show(p: dict[str, Any]) -> None:

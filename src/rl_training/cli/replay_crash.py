@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rl_training.cli import options as o
-from rl_training.cli.output import lines, print_json
+from rl_training.cli.output import lines, show
 
 
 def replay_crash(
@@ -23,10 +23,7 @@ def replay_crash(
     from rl_training.experiment.tools.replay_crash import replay_crash as replay
 
     found = replay(dump, env=env)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    show(found, as_json, _show)
     raise typer.Exit(0 if found["reproduced"] else 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,17 +11,10 @@ from rl_training.cli import options as o
 from rl_training.cli.output import show_result
 
 
+@o.with_options(o.run_options)
 def train(
-    config: o.Config = None,
-    algo: o.Algo = None,
-    env: o.Env = None,
-    total_timesteps: o.Steps = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
+    run: dict[str, Any],
     output_dir: o.OutputDir = None,
-    settings: o.Settings = None,
-    device: o.Device = None,
-    execution: o.Execution = None,
     cluster: o.Cluster = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", metavar="NAME", help="Also log metrics to wandb, mlflow or trackio.")
@@ -45,10 +38,8 @@ def train(
     With --algo and --env, settings that are not given come from the packaged preset for the two, if there is one.
     """
     chosen = o.build_config(
-        config, settings=settings, seeds=seeds, algo=algo, env_id=env, total_timesteps=total_timesteps, seed=seed,
-        output_dir=output_dir, device=device, execution=execution, trackers=track or None, init_from=init_from,
-        tuned=not defaults, cluster=cluster,
-    )  # fmt: skip
+        **run, output_dir=output_dir, trackers=track or None, init_from=init_from, tuned=not defaults, cluster=cluster
+    )
     from rl_training.experiment.run.trainer import Trainer
 
     trainer = Trainer(chosen, progress=not no_progress, command=sys.argv)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from rl_training.cli import options as o
@@ -9,16 +11,9 @@ from rl_training.cli.boundary import tell
 from rl_training.cli.output import print_json, say
 
 
+@o.with_options(o.run_options)
 def verify_resume(
-    config: o.Config = None,
-    algo: o.Algo = None,
-    env: o.Env = None,
-    total_timesteps: o.Steps = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
-    settings: o.Settings = None,
-    device: o.Device = None,
-    execution: o.Execution = None,
+    run: dict[str, Any],
     allow_import: o.AllowImport = None,
     as_json: o.Json = False,
 ) -> None:
@@ -26,16 +21,12 @@ def verify_resume(
 
     -n is the length of the short run. Exit status 0: identical, 1: something differs.
     """
-    from rl_training.experiment.run.config import TrainConfig
-
-    chosen: TrainConfig = o.build_config(
-        config, settings=settings, seeds=seeds, algo=algo, env_id=env, seed=seed, device=device, execution=execution,
-        total_timesteps=total_timesteps or (1_000_000 if config is None else None),
-    )  # fmt: skip
+    steps = run["total_timesteps"]
+    chosen = o.build_config(**{**run, "total_timesteps": steps or (1_000_000 if run["source"] is None else None)})
     from rl_training.experiment.tools.verify_resume import verify_resume as verify
 
     tell("training twice, and resuming once in a new process ...")
-    found = verify(chosen, steps=total_timesteps)
+    found = verify(chosen, steps=steps)
     if as_json:
         print_json(found)
     else:

@@ -9,7 +9,6 @@ import socket
 from importlib.util import find_spec
 from typing import Any
 
-from rl_training.cluster.settings import ClusterSettings
 from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 
@@ -29,15 +28,17 @@ def require_ray() -> Any:
 class Connection:
     """A connection to Ray, and the processes that this run has started there."""
 
-    def __init__(self, address: str, cpus: float, gpus: float = 0.0) -> None:
-        """`cpus`, `gpus`: what the run reserves in all."""
+    def __init__(
+        self, address: str, cpus: float, gpus: float = 0.0, lower: str = "cluster.actors or cluster.{unit}s_per_actor"
+    ) -> None:
+        """`cpus`, `gpus`: what the run reserves in all; `lower`: what to lower where the cluster has less."""
         self.ray = ray = require_ray()
         self.started = not ray.is_initialized()
         self._actors: list[Any] = []
         if self.started:
             self._connect(address, cpus)
         try:
-            self._check(cpus, gpus)
+            self._check(cpus, gpus, lower)
         except BaseException:
             self.close()
             raise
@@ -57,19 +58,19 @@ class Connection:
             what = "cannot start Ray here" if address == "local" else f"cannot join the Ray cluster at {address}"
             raise UserError(f"{what}: {reason}") from None
 
-    def _check(self, cpus: float, gpus: float) -> None:
+    def _check(self, cpus: float, gpus: float, lower: str) -> None:
         offered = self.ray.cluster_resources()
-        for name, needed, setting in (("CPU", cpus, "cpus_per_actor"), ("GPU", gpus, "gpus_per_actor")):
+        for name, needed in (("CPU", cpus), ("GPU", gpus)):
             if needed > offered.get(name, 0.0) + 1e-6:
                 raise UserError(
                     f"this run needs {needed:g} {name}s and the Ray cluster has {offered.get(name, 0.0):g};"
-                    f" lower cluster.actors or cluster.{setting}"
+                    f" lower {lower.format(unit=name.lower())}"
                 )
 
-    def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0, **keywords: Any) -> Any:
+    def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0) -> Any:
         """Start a class as an actor. Nothing is restarted by itself: the owner decides what a new one begins with."""
         remote = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
-        handle = remote.remote(*arguments, **keywords)
+        handle = remote.remote(*arguments)
         self._actors.append(handle)
         return handle
 
@@ -85,11 +86,6 @@ class Connection:
             self.end(actor)
         if self.started and self.ray.is_initialized():
             self.ray.shutdown()
-
-
-def reserve(settings: ClusterSettings, others: int = 0) -> tuple[float, float]:
-    """CPUs and GPUs of a run: its actors, and `others` with one CPU each."""
-    return settings.actors * settings.cpus_per_actor + others, settings.actors * settings.gpus_per_actor
 
 
 def _require_answer(address: str) -> None:

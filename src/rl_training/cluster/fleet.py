@@ -6,7 +6,6 @@ takes one: so an actor never runs further ahead, and a slow one keeps nobody wai
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.cluster.actors import PolicyOrder, RolloutActor, Unroll, weights_of
-from rl_training.cluster.connection import Connection, reserve
-from rl_training.cluster.remote_envs import MAX_FAILURES, START_SECONDS, EnvOrder
+from rl_training.cluster.connection import Connection
+from rl_training.cluster.remote_envs import START_SECONDS, ActorEnvs, EnvOrder
 from rl_training.cluster.settings import ClusterSettings
-from rl_training.envs.vector import EnvError, EnvState, Restored, VectorEnv
+from rl_training.envs.vector import EnvState, Restored
 from rl_training.errors import UserError
+from rl_training.ops.tree import tree_map
 
-log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks at stop requests and stuck actors
 _SHOWN = 16  # actors with metrics of their own
 
@@ -39,23 +38,16 @@ class Call(NamedTuple):
     ordered: float
 
 
-class Fleet(VectorEnv):
+class Fleet(ActorEnvs):
     """In the place of a vector environment. It cannot be stepped: `next` returns whole unrolls."""
 
     kind: type[RolloutActor] = RolloutActor
 
     def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
-        probe = order.make(0, 1)  # a problem with the environment is found here, before Ray is started
-        self.spec, self._first_obs = probe.spec, probe.reset()
-        probe.close()
-        self.order, self.settings, self.num_envs = order, settings, num_envs
-        self.each, self.driver_rows = num_envs // settings.actors, num_envs  # `driver_rows`: of the driver's learner
-        self.generations = [0] * settings.actors
-        self.replaced = self.lost_steps = 0
-        self.connection: Connection | None = None
-        self._actors: list[Any] = [None] * settings.actors
+        super().__init__(order, settings, num_envs)
+        self.driver_rows, self.lost_steps = num_envs, 0  # `driver_rows`: of the driver's learner
+        self.leave: Callable[[], None] = lambda: None  # what the loop does before its actors end
         self._calls: dict[Any, Call] = {}  # by the reference that is waited for
-        self._failures = [0] * settings.actors
         self._heard = [0.0] * settings.actors
         self._speed = [0.0] * settings.actors
         self._lag: deque[int] = deque(maxlen=100)
@@ -65,9 +57,7 @@ class Fleet(VectorEnv):
     def launch(self, policy: PolicyOrder, length: int, others: int) -> Connection:
         """Connect. Actors start when the first unroll is ordered; `others`: processes that the loop will start."""
         self.policy, self.length = policy, length
-        self.connection = Connection(self.settings.address, *reserve(self.settings, others))
-        self.ray = self.connection.ray
-        return self.connection
+        return self.connect(others)
 
     # --- unrolls -----------------------------------------------------------------------------------------------------
 
@@ -78,15 +68,10 @@ class Fleet(VectorEnv):
 
     def request(self, k: int, env_steps: int, *, random: bool, queue: int) -> None:
         """Order unrolls of an actor until `queue` are under way."""
-        assert self.connection is not None
         if self._sent != self.version:
             self._weights, self._sent = self.ray.put(weights_of(self._train)), self.version
         if self._actors[k] is None:
-            first = k * self.each + self.generations[k] * self.num_envs
-            self._actors[k] = self.connection.actor(
-                self.kind, self.order, self.policy, k, first, self.each, self.length,
-                cpus=self.settings.cpus_per_actor, gpus=self.settings.gpus_per_actor,
-            )  # fmt: skip
+            self.start(k, self.kind, self.order, self.policy, k, self.first_env(k), self.each, self.length)
             self._heard[k] = time.monotonic() + START_SECONDS
         under_way = sum(call.actor == k for call in self._calls.values())
         for _ in range(queue - under_way):
@@ -121,7 +106,7 @@ class Fleet(VectorEnv):
         except RayError as error:
             self._replace(k, type(error).__name__)
             return None
-        self._failures[k], self._heard[k] = 0, time.monotonic()
+        self.failures[k], self._heard[k] = 0, time.monotonic()
         self._speed[k] = unroll.steps / max(unroll.seconds, 1e-9)
         self._lag.append(self.version - unroll.version)
         return Arrived(k, unroll, call.data)
@@ -148,22 +133,14 @@ class Fleet(VectorEnv):
         return bool(stuck)
 
     def _replace(self, k: int, reason: str, cause: Any = None) -> None:
-        assert self.connection is not None
+        if isinstance(cause, UserError):
+            raise cause
         lost = [ref for ref, call in self._calls.items() if call.actor == k]
         steps = (len(lost) + 1) * self.length * self.each
         for ref in lost:
             del self._calls[ref]
-        self.connection.end(self._actors[k])
-        self._actors[k] = None
-        self.generations[k] += 1
-        self.replaced += 1
         self.lost_steps += steps
-        self._failures[k] += 1
-        if isinstance(cause, UserError):
-            raise cause
-        if self._failures[k] > MAX_FAILURES:
-            raise EnvError(f"rollout actor {k} failed {MAX_FAILURES + 1} times in a row; last reason: {reason}")
-        log.warning("rollout actor %d is replaced, at most %d steps are lost: %s", k, steps, reason)
+        self.end(k, reason, f", at most {steps} steps are lost")
 
     def metrics(self) -> dict[str, float]:
         """What the cluster does, for the log."""
@@ -195,12 +172,7 @@ class Fleet(VectorEnv):
 
     def current_obs(self) -> Any:
         """Placeholders in the right shape: the driver never acts."""
-        first = self._first_obs
-
-        def rows(x: np.ndarray) -> np.ndarray:
-            return np.repeat(x, self.driver_rows, 0)
-
-        return {name: rows(x) for name, x in first.items()} if isinstance(first, dict) else rows(first)
+        return tree_map(lambda x: np.repeat(x, self.driver_rows, 0), self.first_obs)
 
     def get_state(self) -> EnvState:
         meta = {"generations": list(self.generations), "replaced": self.replaced, "lost_steps": self.lost_steps}
@@ -213,5 +185,5 @@ class Fleet(VectorEnv):
         return "restarted"
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
+        self.leave()
+        super().close()

@@ -74,11 +74,8 @@ class LearnerActor:
     def join(self, rank: int, size: int, address: str, state: Arrays, rollouts: int) -> None:
         """Take part in a group of learners, from the driver's state on."""
         join(rank, size, address, self.device)
-        fill(self._state(), {name: torch.from_numpy(x.copy()) for name, x in state.items()}, "")
+        fill(learner_state(self.learner), {name: torch.from_numpy(x.copy()) for name, x in state.items()}, "")
         self.learner.rollouts = rollouts
-
-    def _state(self) -> dict[str, Any]:
-        return learner_state(self.learner)
 
     def learn(self, steps: int, length: int, *unrolls: Arrays) -> float:
         with torch.no_grad():
@@ -159,15 +156,15 @@ class Peers:
         if self._failures > MAX_FAILURES:
             raise error
         log.warning("learners lost contact, one rollout is lost: %s", type(error).__name__)
-        self._joined = False
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.leave()
         for k, handle in enumerate(self.handles):
             if handle is not None:  # the others wait for a gradient that never comes
                 self.connection.end(handle)
                 self.handles[k] = None
         self.replaced += 1
 
-    def close(self) -> None:
-        if dist.is_initialized() and self._joined:
+    def leave(self) -> None:
+        """Leave the group of learners, with its connections."""
+        self._joined = False
+        if self.handles and dist.is_initialized():
             dist.destroy_process_group()

@@ -59,6 +59,7 @@ class RolloutLoop(OnPolicyLoop):
         order = policy_order(algorithm, self.seeds, self.total, executor.mode)
         connection = self.fleet.launch(order, self.hp.n_steps, settings.learners - 1)
         self.peers = Peers(connection, order, learner, settings.learners - 1)
+        self.fleet.leave = self.peers.leave
         return learner
 
     def _check(self, settings: ClusterSettings) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.cluster.connection import Connection, reserve
+from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
 from rl_training.envs.factory import find_spec
 from rl_training.envs.given import GivenEnv, VectorSource
@@ -23,6 +23,7 @@ from rl_training.envs.sync import SyncVectorEnv, copy_rows
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
 from rl_training.errors import UserError
+from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource
 
 log = logging.getLogger(__name__)
@@ -87,30 +88,69 @@ class EnvActor:
         return self.envs.set_state(state), self.envs.current_obs()
 
 
-class RemoteEnvs(VectorEnv):
+class ActorEnvs(VectorEnv):
+    """Environments in actors: the start of an actor, and the end of one that failed."""
+
+    connection: Connection | None = None
+
     def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
         probe = order.make(0, 1)  # a problem with the environment is found here, before Ray is started
-        self.spec, self.compute_reward = probe.spec, probe.compute_reward
-        self.compute_terminated = probe.compute_terminated
+        self.spec, self.first_obs = probe.spec, probe.reset()
+        self.compute_reward, self.compute_terminated = probe.compute_reward, probe.compute_terminated
         probe.close()
-        self.order, self.settings, self.each = order, settings, num_envs // settings.actors
-        self.num_envs = num_envs
+        self.order, self.settings, self.num_envs, self.each = order, settings, num_envs, num_envs // settings.actors
         self.generations = [0] * settings.actors  # how often each actor was replaced
         self.replaced = 0
-        self._failures = [0] * settings.actors
-        self.connection = Connection(settings.address, *reserve(settings))
+        self.failures = [0] * settings.actors  # in a row
+        self._actors: list[Any] = [None] * settings.actors
+
+    def connect(self, others: int = 0) -> Connection:
+        """Reserve the actors, and one CPU for each of `others`, which somebody else starts."""
+        count, cpus, gpus = self.settings.actors, self.settings.cpus_per_actor, self.settings.gpus_per_actor
+        self.connection = Connection(self.settings.address, count * cpus + others, count * gpus)
         self.ray = self.connection.ray
-        self._actors = [self._launch(k) for k in range(settings.actors)]
+        return self.connection
+
+    def start(self, k: int, kind: type[Any], *arguments: Any) -> None:
+        assert self.connection is not None
+        cpus, gpus = self.settings.cpus_per_actor, self.settings.gpus_per_actor
+        self._actors[k] = self.connection.actor(kind, *arguments, cpus=cpus, gpus=gpus)
+
+    def first_env(self, k: int) -> int:
+        """The number of an actor's first environment, which a replaced actor had not."""
+        return k * self.each + self.generations[k] * self.num_envs
+
+    def end(self, k: int, reason: str, lost: str = "") -> None:
+        """End an actor that failed; too many failures in a row end the run."""
+        assert self.connection is not None
+        self.failures[k] += 1
+        if self.failures[k] > MAX_FAILURES:
+            raise EnvError(f"rollout actor {k} failed {MAX_FAILURES + 1} times in a row; last reason: {reason}")
+        log.warning("rollout actor %d is replaced%s: %s", k, lost, reason)
+        self.connection.end(self._actors[k])
+        self._actors[k] = None
+        self.generations[k] += 1
+        self.replaced += 1
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+
+class RemoteEnvs(ActorEnvs):
+    def __init__(self, order: EnvOrder, settings: ClusterSettings, num_envs: int) -> None:
+        super().__init__(order, settings, num_envs)
+        self.connect()
+        for k in range(settings.actors):
+            self._launch(k)
         self._obs: Any = None
         self._lost = np.zeros(num_envs, np.bool_)  # rows whose episode was lost outside `step`
 
     def _rows(self, k: int) -> slice:
         return slice(k * self.each, (k + 1) * self.each)
 
-    def _launch(self, k: int) -> Any:
-        first = k * self.each + self.generations[k] * self.num_envs
-        cpus, gpus = self.settings.cpus_per_actor, self.settings.gpus_per_actor
-        return self.connection.actor(EnvActor, self.order, first, self.each, cpus=cpus, gpus=gpus)
+    def _launch(self, k: int) -> None:
+        self.start(k, EnvActor, self.order, self.first_env(k), self.each)
 
     def _ask(self, call: Callable[[int, Any], Any]) -> list[Any]:
         """`call(k, actor)` of every actor; the answers in order. None where an actor failed and was replaced."""
@@ -118,28 +158,19 @@ class RemoteEnvs(VectorEnv):
         return [self._answer(k, ref) for k, ref in enumerate(refs)]
 
     def _answer(self, k: int, ref: Any) -> Any:
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         try:
-            answer = self.ray.get(ref, timeout=self.settings.timeout + START_SECONDS * (self._obs is None))
-            self._failures[k] = 0
-            return answer
+            return self.ray.get(ref, timeout=self.settings.timeout + START_SECONDS * (self._obs is None))
         except RayTaskError as error:
             raise EnvError(f"rollout actor {k}: {error.cause}") from error
-        except (RayActorError, GetTimeoutError) as error:
-            reason = "no answer" if isinstance(error, GetTimeoutError) else "its process died"
-            self._replace(k, reason)
+        except RayError as error:  # its process died, or its answer was lost with the machine
+            self._replace(k, "no answer" if isinstance(error, GetTimeoutError) else "its process died")
             return None
 
     def _replace(self, k: int, reason: str) -> None:
-        self._failures[k] += 1
-        if self._failures[k] > MAX_FAILURES:
-            raise EnvError(f"rollout actor {k} failed {MAX_FAILURES + 1} times in a row; last reason: {reason}")
-        log.warning("rollout actor %d is replaced: %s", k, reason)
-        self.connection.end(self._actors[k])
-        self.generations[k] += 1
-        self.replaced += 1
-        self._actors[k] = self._launch(k)
+        self.end(k, reason)
+        self._launch(k)
         self._lost[self._rows(k)] = True
         obs = self._answer(k, self._actors[k].reset.remote(None))
         if obs is not None and self._obs is not None:  # else: a second failure has filled the rows already
@@ -156,17 +187,17 @@ class RemoteEnvs(VectorEnv):
     def step(self, actions: Array) -> Step:
         before, lost_before = self._obs, self._lost.copy()
         refs = [actor.step.remote(actions[self._rows(k)].copy()) for k, actor in enumerate(self._actors)]
-        self._obs = _copy(before)
+        self._obs = tree_map(np.copy, before)
         steps: list[Step | None] = [self._answer(k, ref) for k, ref in enumerate(refs)]
         self._lost |= lost_before
         valid, rewards = np.ones(self.num_envs, np.bool_), np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        final = _copy(before)
+        final = tree_map(np.copy, before)
         episodes: list[Episode] = []
         for k, step in enumerate(steps):
             if step is None:
                 continue
-            rows = self._rows(k)
+            self.failures[k], rows = 0, self._rows(k)
             _write(self._obs, rows, step.obs)
             _write(final, rows, step.final_obs)
             rewards[rows], terminated[rows], truncated[rows] = step.rewards, step.terminated, step.truncated
@@ -183,7 +214,7 @@ class RemoteEnvs(VectorEnv):
 
     def restart(self, rows: Sequence[int]) -> bool:
         own = [[i - k * self.each for i in rows if i // self.each == k] for k in range(len(self._actors))]
-        self._obs = _copy(self._obs)
+        self._obs = tree_map(np.copy, self._obs)
         for k, obs in enumerate(self._ask(lambda k, actor: actor.restart.remote(own[k]))):
             if obs is not None:
                 _write(self._obs, self._rows(k), obs)
@@ -205,11 +236,12 @@ class RemoteEnvs(VectorEnv):
         saved = state.meta.get("generations") or [0] * len(self._actors)
         if len(saved) != len(self._actors):
             raise UserError(f"the checkpoint has {len(saved)} rollout actors, but this run has {len(self._actors)}")
+        assert self.connection is not None
         for k, generation in enumerate(saved):
             if generation != self.generations[k]:  # its episodes belong to environments with other numbers
                 self.connection.end(self._actors[k])
                 self.generations[k] = int(generation)
-                self._actors[k] = self._launch(k)
+                self._launch(k)
         answers = self._ask(lambda k, actor: actor.set_state.remote(pack(subs[self._rows(k)])))
         if any(answer is None for answer in answers):
             self.reset()
@@ -218,24 +250,11 @@ class RemoteEnvs(VectorEnv):
         self._lost[:] = False
         return "exact" if all(restored == "exact" for restored, _ in answers) else "restarted"
 
-    def close(self) -> None:
-        self.connection.close()
-
-
-def _copy(obs: Any) -> Any:
-    return {name: array.copy() for name, array in obs.items()} if isinstance(obs, dict) else obs.copy()
-
 
 def _write(target: Any, rows: slice, part: Any) -> None:
     """Write the rows that one actor has answered for."""
-    if isinstance(target, dict):
-        for name, array in part.items():
-            target[name][rows] = array
-    else:
-        target[rows] = part
+    tree_map(lambda whole, own: np.copyto(whole[rows], own), target, part)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return np.concatenate(parts)
+    return tree_map(lambda *xs: np.concatenate(xs), *parts)

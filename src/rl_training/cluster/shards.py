@@ -25,7 +25,7 @@ from rl_training.cluster.remote_envs import START_SECONDS
 from rl_training.data.saved import restore, saved_tensors
 from rl_training.data.storage import Batch, Data, Storage, map_columns, transition_columns
 from rl_training.ops import rng
-from rl_training.ops.tree import tree_items, tree_map
+from rl_training.ops.tree import copy_into, tree_items, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.base import first_seed
 from rl_training.runtime.learners.replay import ReplayLearner, make_replay
@@ -75,14 +75,13 @@ class ReplayShard:
         return int(np.count_nonzero(whole["valid"]))
 
     @torch.no_grad()
-    def sample(self, batches: int, batch_size: int, progress: float) -> Arrays:
+    def sample(self, batches: int, batch_size: int, progress: float) -> Batch:
         """Several batches, [K, B, ...]."""
         data, at, drawn = first_seed(self.data), torch.tensor(progress), []
         for _ in range(batches):
-            batch = self.store.sample(data, rng.fold(self.key, self.drawn), batch_size, at)
+            drawn.append(self.store.sample(data, rng.fold(self.key, self.drawn), batch_size, at))
             self.drawn += 1
-            drawn.append(dict(tree_items(batch)))
-        return {name: torch.stack([batch[name] for batch in drawn]).numpy() for name in drawn[0]}
+        return tree_map(lambda x: x.numpy(), tree_stack(drawn))
 
     @torch.no_grad()
     def feedback(self, indices: np.ndarray, priority: np.ndarray) -> None:
@@ -173,7 +172,7 @@ class Shards:
     def requested(self) -> int:
         return len(self._requests)
 
-    def batches(self) -> tuple[Request, Arrays] | None:
+    def batches(self) -> tuple[Request, Batch] | None:
         """The batches requested first; None if their shard was lost."""
         from ray.exceptions import RayError, RayTaskError
 
@@ -242,15 +241,14 @@ class StagedBatches(Storage):
     def cut(self, data: Data) -> None:
         """Nothing to do: the shards hold the transitions."""
 
-    def stage(self, data: Data, arrays: Arrays, device: torch.device) -> None:
+    def stage(self, data: Data, arrays: Batch, device: torch.device) -> None:
         """Copy batches [K, B, ...] into place."""
-        tensors = {name: torch.from_numpy(x.copy()) for name, x in arrays.items()}
+        tensors = tree_map(lambda x: torch.from_numpy(x.copy())[None], arrays)
         if "batches" not in data:
-            data["batches"] = _nested({name: torch.empty_like(x, device=device)[None] for name, x in tensors.items()})
+            data["batches"] = tree_map(lambda x: torch.empty_like(x, device=device), tensors)
             data["cursor"] = torch.zeros(1, dtype=torch.int64, device=device)
-            data["priority"] = torch.zeros((1, *tensors["indices"].shape), device=device)
-        for name, x in tree_items(data["batches"]):
-            x[0].copy_(tensors[name])
+            data["priority"] = torch.zeros(tensors["indices"].shape, device=device)
+        copy_into(data["batches"], tensors)
         data["cursor"].zero_()
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
@@ -261,18 +259,6 @@ class StagedBatches(Storage):
         if priority is not None:
             data["priority"].index_copy_(1, data["cursor"], priority.unsqueeze(1))
         data["cursor"].add_(1)
-
-
-def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
-    """The tree with these paths."""
-    out: dict[str, Any] = {}
-    for name, x in flat.items():
-        *parents, leaf = name.split(".")
-        place = out
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[leaf] = x
-    return out
 
 
 class ShardedReplayLearner(ReplayLearner):

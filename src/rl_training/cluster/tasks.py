@@ -1,19 +1,21 @@
 """Whole runs as tasks of a cluster: trials of sweeps and studies, entries of the verification ledger.
 
-A job is `{"id", "target": "module:function", "arguments", "log"}`, as for the worker processes of one machine. Its
-directory must be on a disk that all machines share: everything that a trial needs to continue is there.
+A job is `{"id", "target": "module:function", "arguments", "log"}`, as for the worker processes of one machine. A task
+may import the modules that its sender may. A job's directory must be on a disk that all machines share: everything that
+a trial needs to continue is there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
 from typing import Any
 
 from rl_training.cluster.connection import Connection
+from rl_training.imports import allow_import, allowed_imports
+from rl_training.registry import resolve
 
 _GRACE = 60.0  # seconds for interrupted tasks to save their runs
 
@@ -26,8 +28,9 @@ def run_job(job: dict[str, Any]) -> int:
     try:
         for target in (1, 2):
             os.dup2(log, target)
-        module, _, name = job["target"].partition(":")
-        getattr(importlib.import_module(module), name)(*job["arguments"])
+        for name in job["allow"]:
+            allow_import(name)
+        resolve(job["target"])(*job["arguments"])
         return 0
     except BaseException:
         traceback.print_exc()
@@ -47,14 +50,14 @@ class ClusterWorkers:
 
     def __init__(self, address: str, workers: int, gpus: float = 0.0) -> None:
         """`gpus`: of each job; fractions are allowed."""
-        self.connection = Connection(address, 1.0 if workers == 1 else 2.0, gpus)
+        self.connection = Connection(address, min(workers, 2), gpus, lower="--workers or --gpus-per-trial")
         self.ray = self.connection.ray
         # A process of its own for each job, like a forked worker; retries are the caller's business.
         self._task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=0)(run_job)
         self._running: dict[Any, str] = {}
 
     def send(self, job: dict[str, Any]) -> None:
-        self._running[self._task.remote({**job, "directory": os.getcwd()})] = job["id"]
+        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowed_imports()})] = job["id"]
 
     def ended(self) -> tuple[str, int | None]:
         """Wait for a job to end: its id and exit status, or None if its process or machine was lost."""

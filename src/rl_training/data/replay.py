@@ -125,6 +125,20 @@ class Replay(Storage):
         """Take the outcome of an update of all seeds, [S, B] each, in place (uniform replay has no use for it)."""
 
 
+def stratified(key: Tensor, count: int) -> Tensor:
+    """Numbers in [0, 1), one in each of `count` equal parts."""
+    return (torch.arange(count, device=key.device) + rng.uniform(key, (count,))) / count
+
+
+def new_priorities(data: Data, priority: Tensor | None, alpha: float, eps: float) -> Tensor:
+    """The errors of a batch [S, B] as priorities; the highest one so far is kept in `data`, in place."""
+    if priority is None:
+        raise ValueError("prioritised replay needs the algorithm to return priorities")
+    value = torch.pow(priority.abs() + eps, alpha)
+    data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
+    return value
+
+
 class PrioritizedReplay(Replay):
     """Proportional prioritisation (Schaul et al. 2016): P(i) = p_i^alpha / sum, weights (N P(i))^-beta / max.
 
@@ -184,9 +198,7 @@ class PrioritizedReplay(Replay):
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         block_end = torch.cumsum(data["block_sum"], -1)
         total = block_end[-1]
-        # Stratified: one draw in each of batch_size equal shares of the total mass.
-        share = (torch.arange(batch_size, device=key.device) + rng.uniform(key, (batch_size,))) / batch_size
-        mass = torch.minimum(share * total, total * (1.0 - 1e-6))
+        mass = torch.minimum(stratified(key, batch_size) * total, total * (1.0 - 1e-6))
         block = (block_end.unsqueeze(0) <= mass.unsqueeze(-1)).sum(-1).clamp(max=self.blocks - 1)  # [B]
         inside = torch.cumsum(data["priority"].view(self.blocks, self.block)[block], -1)  # [B, block]
         rest = mass - (block_end[block] - data["block_sum"][block])
@@ -204,8 +216,4 @@ class PrioritizedReplay(Replay):
         return batch
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
-        if priority is None:
-            raise ValueError("prioritised replay needs the algorithm to return priorities")
-        value = torch.pow(priority.abs() + self.eps, self.alpha)
-        self._set(data, rows, value)
-        data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
+        self._set(data, rows, new_priorities(data, priority, self.alpha, self.eps))

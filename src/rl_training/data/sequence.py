@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.buffers import SampledBuffer
+from rl_training.data.replay import new_priorities, stratified
 from rl_training.data.storage import Batch, Columns, Data, Storage, column_bytes, map_columns, transition_columns, zeros
 from rl_training.errors import UserError
 from rl_training.ops import rng
@@ -128,8 +129,7 @@ class RecurrentReplay(Storage):
             return batch
         mass, held = self._mass(data)
         ends = torch.cumsum(mass, -1)
-        # Stratified: one draw in each of batch_size equal shares of the total mass.
-        share = (torch.arange(batch_size, device=key.device) + rng.uniform(key, (batch_size,))) / batch_size
+        share = stratified(key, batch_size)
         slots = torch.searchsorted(ends, share.clamp(max=1.0 - 1e-6) * ends[-1], right=True).clamp(max=len(mass) - 1)
         env = slots // self.slots_each
         batch = self.sequences(data, env, held[slots])
@@ -175,13 +175,8 @@ class RecurrentReplay(Storage):
 
     def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
         """Set the priorities of the sequences [S, B] of the last batch, in place; uniform replay ignores them."""
-        if self.alpha is None:
-            return
-        if priority is None:
-            raise ValueError("prioritised replay needs the algorithm to return priorities")
-        value = torch.pow(priority.abs() + self.eps, self.alpha)
-        write_rows(data["priority"], rows, value)
-        data["max_priority"].copy_(torch.maximum(data["max_priority"], value.amax(-1)))
+        if self.alpha is not None:
+            write_rows(data["priority"], rows, new_priorities(data, priority, self.alpha, self.eps))
 
 
 def draw_sequences(

@@ -84,6 +84,8 @@ class GivenEnv:
                 continue
             if _is_like(made, self.env):
                 return make, made
+            if _is_separate(made, self.env):  # else closing it would close the user's
+                made.close()
         raise UserError(
             f"this {type(self.env.unwrapped).__name__} cannot be copied ({reason}), and evaluation needs environments"
             " of its own: give a function that makes one instead, such as lambda: MyEnv()"
@@ -156,9 +158,14 @@ def _is_like(made: Any, env: Any) -> bool:
     names = ["observation_space", "action_space"]
     if isinstance(env, VectorEnv):
         names += ["single_observation_space", "single_action_space"]
+    same = _stack(made) == _stack(env) and all(getattr(made, n) == getattr(env, n) for n in names)
+    return same and _is_separate(made, env)
+
+
+def _is_separate(made: Any, env: Any) -> bool:
+    """Do the two share no environment, and is each of its own there only once?"""
     parts, others = ({id(part.unwrapped) for part in _parts(x)} for x in (made, env))
-    separate = len(parts) == len(_parts(made)) and not parts & others
-    return separate and _stack(made) == _stack(env) and all(getattr(made, n) == getattr(env, n) for n in names)
+    return len(parts) == len(_parts(made)) and not parts & others
 
 
 def _stack(env: Any) -> list[type]:

@@ -78,34 +78,22 @@ class Distribution(ABC):
         return forbid(out, mask)
 
 
-@dataclass(frozen=True)
-class Categorical(Distribution):
-    """One of n choices; out = logits `[..., n]`, action int64 `[...]`."""
+class _Choices(Distribution):
+    """Choices with a logit for each alternative."""
 
-    n: int
     discrete: ClassVar[bool] = True
 
-    @property
-    def size(self) -> int:
-        return self.n
-
+    @abstractmethod
     def log_probs(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probabilities of all n actions, `[..., n]`."""
-        return self._masked(out, mask).log_softmax(-1)
+        """Log-probabilities of all alternatives, in the place of their logits."""
 
     def sample(self, out: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
         # Gumbel-max: argmax(logits + g) ~ softmax(logits). Masking after adding noise rules out forbidden actions.
         return self.mode(out + rng.gumbel(key, tuple(out.shape)), mask)
 
-    def log_prob(self, out: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.log_probs(out, mask).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
     def entropy(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
         log_probs = self.log_probs(out, mask)
         return -(log_probs.exp() * log_probs).sum(-1)
-
-    def mode(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._masked(out, mask).argmax(-1)
 
     def kl(self, out_old: Tensor, out_new: Tensor, mask: Tensor | None = None) -> Tensor:
         log_old, log_new = self.log_probs(out_old, mask), self.log_probs(out_new, mask)
@@ -113,11 +101,30 @@ class Categorical(Distribution):
 
 
 @dataclass(frozen=True)
-class MultiCategorical(Distribution):
+class Categorical(_Choices):
+    """One of n choices; out = logits `[..., n]`, action int64 `[...]`."""
+
+    n: int
+
+    @property
+    def size(self) -> int:
+        return self.n
+
+    def log_probs(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self._masked(out, mask).log_softmax(-1)
+
+    def log_prob(self, out: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.log_probs(out, mask).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+    def mode(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self._masked(out, mask).argmax(-1)
+
+
+@dataclass(frozen=True)
+class MultiCategorical(_Choices):
     """k independent choices, the i-th among nvec[i]; out = all logits `[..., sum(nvec)]`, action int64 `[..., k]`."""
 
     nvec: tuple[int, ...]
-    discrete: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -126,27 +133,15 @@ class MultiCategorical(Distribution):
     def _parts(self, out: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         return torch.split(self._masked(out, mask), list(self.nvec), -1)
 
-    def _log_probs(self, out: Tensor, mask: Tensor | None) -> list[Tensor]:
-        return [logits.log_softmax(-1) for logits in self._parts(out, mask)]
-
-    def sample(self, out: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.mode(out + rng.gumbel(key, tuple(out.shape)), mask)
+    def log_probs(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
+        return torch.cat([logits.log_softmax(-1) for logits in self._parts(out, mask)], -1)
 
     def log_prob(self, out: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        parts = zip(self._log_probs(out, mask), action.long().chunk(len(self.nvec), -1))
-        return torch.cat([log_probs.gather(-1, chosen) for log_probs, chosen in parts], -1).sum(-1)
-
-    def entropy(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
-        log_probs = torch.cat(self._log_probs(out, mask), -1)  # [..., sum(nvec)]
-        return -(log_probs.exp() * log_probs).sum(-1)
+        parts = zip(self._parts(out, mask), action.long().chunk(len(self.nvec), -1))
+        return torch.cat([logits.log_softmax(-1).gather(-1, chosen) for logits, chosen in parts], -1).sum(-1)
 
     def mode(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in self._parts(out, mask)], -1)
-
-    def kl(self, out_old: Tensor, out_new: Tensor, mask: Tensor | None = None) -> Tensor:
-        log_old = torch.cat(self._log_probs(out_old, mask), -1)
-        log_new = torch.cat(self._log_probs(out_new, mask), -1)
-        return (log_old.exp() * (log_old - log_new)).sum(-1)
 
 
 @dataclass(frozen=True)

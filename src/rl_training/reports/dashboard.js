@@ -33,7 +33,7 @@ const get = async (path) => {
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 };
-const asked = (keys) => keys.map((key) => `run=${key}`).join("&");
+const runQuery = (keys) => keys.map((key) => `run=${key}`).join("&");
 
 // --- news ------------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ async function load() {
   if (!stale.length && !state.dirty) return;
   if (stale.length) {
     const keys = stale.map((run) => run.id);
-    const found = await get(`api/curves?${asked(keys)}&${state.plots.map((name) => `metric=${encodeURIComponent(name)}`).join("&")}`);
+    const found = await get(`api/curves?${runQuery(keys)}&${state.plots.map((name) => `metric=${encodeURIComponent(name)}`).join("&")}`);
     for (const entry of found) state.curves.set(entry.id, entry);
     for (const run of stale) { state.stamps.set(run.id, run.stamp + state.plots.join()); state.details.delete(run.id); }
   }
@@ -247,7 +247,7 @@ function curvesPanel() {
     select.addEventListener("change", () => { state.plots[index] = select.value; update(); });
     return make("figure", {}, make("h3", {}, select), plot(metric));
   });
-  const bar = make("div", { className: "bar" }, toggle("By training time", state.axis === "seconds", flipAxis), toggle("Group seeds", state.group, flipGroup), smooth, link(`report?${asked([...state.chosen.keys()])}`, "Report"));
+  const bar = make("div", { className: "bar" }, toggle("By training time", state.axis === "seconds", flipAxis), toggle("Group seeds", state.group, flipGroup), smooth, link(`report?${runQuery([...state.chosen.keys()])}`, "Report"));
   return [bar, legend, make("div", { className: "plots" }, ...figures), make("p", { className: "note", textContent: "The line is the mean over seeds. With fewer than five seeds each one is a thin line; with five or more the band is their middle half." })];
 }
 
@@ -263,22 +263,22 @@ async function details() {
   return [...state.chosen.keys()].map((id) => [state.runs.find((run) => run.id === id), state.details.get(id)]);
 }
 
-const said = (value) => value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+const valueText = (value) => value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
 
 async function settingsPanel() {
   const found = await details(), keys = [...new Set(found.flatMap(([, detail]) => Object.keys(detail.settings)))];
-  const differ = (key) => new Set(found.map(([, detail]) => said(detail.settings[key]))).size > 1;
+  const differ = (key) => new Set(found.map(([, detail]) => valueText(detail.settings[key]))).size > 1;
   const rows = [...keys.filter(differ), ...keys.filter((key) => !differ(key))];
   const head = make("thead", {}, make("tr", {}, make("th", { textContent: "setting" }), ...found.map(([run]) => make("th", { textContent: run.name }))));
   const line = (key, values, bold) => make("tr", {}, make("th", { textContent: key, scope: "row" }), ...values.map((value) => make("td", { textContent: value, className: bold ? "differs" : "" })));
-  const about = ["start", "end", "command", "versions", "host", "reason"].map((key) => line(key, found.map(([, detail]) => told(detail.about[key]))));
-  const body = make("tbody", {}, ...rows.map((key) => line(key, found.map(([, detail]) => said(detail.settings[key])), differ(key))), ...about);
+  const about = ["start", "end", "command", "versions", "host", "reason"].map((key) => line(key, found.map(([, detail]) => factText(detail.about[key]))));
+  const body = make("tbody", {}, ...rows.map((key) => line(key, found.map(([, detail]) => valueText(detail.settings[key])), differ(key))), ...about);
   const note = make("p", { className: "note", textContent: found.length > 1 ? "Settings that differ between the selected runs come first, in bold." : "" });
   return [note, make("div", { className: "scroll", tabIndex: 0 }, make("table", { className: "settings" }, head, body))];
 }
 
 // A fact about a run as words: a command as it was typed, a list of versions.
-const told = (value) => Array.isArray(value) ? value.join(" ") : value && typeof value === "object" ? Object.entries(value).map(([key, part]) => `${key} ${said(part)}`).join(", ") : value == null ? "–" : String(value);
+const factText = (value) => Array.isArray(value) ? value.join(" ") : value && typeof value === "object" ? Object.entries(value).map(([key, part]) => `${key} ${valueText(part)}`).join(", ") : value == null ? "–" : String(value);
 const path = (run, file) => `file/${run.id}/${file.path.split("/").map(encodeURIComponent).join("/")}`;
 
 async function mediaPanel() {

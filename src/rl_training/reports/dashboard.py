@@ -15,12 +15,11 @@ import urllib.parse
 from collections.abc import Sequence
 from html import escape
 from http import HTTPStatus
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rl_training.errors import UserError
-from rl_training.reports import analysis, page, svg
+from rl_training.reports import analysis, page
 from rl_training.reports.live import LiveRuns
 
 _POLICY = (
@@ -97,8 +96,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(rest, query.get("run", [])[:_MAX_RUNS], query.get("metric", []))
         except StopIteration:
             self._refuse(HTTPStatus.NOT_FOUND, "this run does not exist any more")
-        except (BrokenPipeError, ConnectionResetError):  # the browser closed the connection
+        except ConnectionError:  # the browser closed the connection
             self.close_connection = True
+        except FileNotFoundError:  # between looking for it and opening it
+            self._refuse(HTTPStatus.NOT_FOUND, "this file does not exist any more")
         return None
 
     do_HEAD = do_GET
@@ -106,7 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, rest: str, keys: list[str], metrics: list[str]) -> None:
         if rest in ("", "dashboard.css", "dashboard.js"):
             name = rest or "dashboard.html"
-            self._send(_asset(name), _TYPES[Path(name).suffix])
+            text = page.asset(name)
+            self._send((page.style() + text if name.endswith(".css") else text).encode(), _TYPES[Path(name).suffix])
         elif rest == "api/runs":
             self._send_json(self.server.runs_answer())
         elif rest == "api/curves":
@@ -124,7 +126,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _send_json(self, value: Any) -> None:
-        self._send(json.dumps(value, default=str, separators=(",", ":")).encode(), "application/json")
+        text = json.dumps(value, default=str, separators=(",", ":"))
+        if "NaN" in text or "Infinity" in text:  # from a file of somebody else: JSON has no such numbers
+            text = json.dumps(json.loads(text, parse_constant=lambda word: None))
+        self._send(text.encode(), "application/json")
 
     def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, policy: str = _POLICY) -> None:
         self._head(status, kind, len(body), policy)
@@ -163,6 +168,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             while left > 0 and (block := file.read(min(_CHUNK, left))):
                 self.wfile.write(block)
                 left -= len(block)
+            if left:  # a log that was cut while it was sent: the browser must not wait for the rest
+                self.close_connection = True
         return None
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
@@ -170,12 +177,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _asset(name: str) -> bytes:
-    text = (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
-    if name.endswith(".css"):
-        shared = (resources.files("rl_training") / "reports" / "page.css").read_text(encoding="utf-8")
-        dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
-        text = shared + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark + text
-    return text.encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,6 @@ from rl_training.envs.video import VideoFile, can_write_video
 from rl_training.experiment.run.atomic import atomic_write_bytes, atomic_write_text
 from rl_training.experiment.tools.dream import Course, OpenLoop
 from rl_training.reports import svg
-from rl_training.reports.png import png
 
 Image = npt.NDArray[np.uint8]
 COLUMNS = 24  # frames of a strip
@@ -46,6 +47,19 @@ def _bordered(image: Image, colour: tuple[int, int, int]) -> Image:
     out[:] = colour
     out[GAP:-GAP, GAP:-GAP] = image
     return out
+
+
+def png(image: Image) -> bytes:
+    """The bytes of a PNG file (W3C, third edition) with an RGB image [H, W, 3]."""
+    height, width, _ = image.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], 1)  # filter 0: none
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    body = zlib.compress(rows.tobytes(), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 def strip(loop: OpenLoop, part: str, episode: int) -> Image:

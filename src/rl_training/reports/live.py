@@ -14,7 +14,7 @@ import yaml
 
 from rl_training.experiment.run.atomic import read_json_object
 from rl_training.experiment.run.config import flat, read_yaml
-from rl_training.experiment.run.metrics import FILE
+from rl_training.experiment.run.metrics import FILE, events_in, last_events, read_from
 from rl_training.reports.runs import METRIC, TRAINING, Run, find_runs, relevant_settings
 
 POINTS = 400  # of a curve on the screen
@@ -49,7 +49,9 @@ class LiveRun:
         if self._is_new("summary.json"):
             self.summary = read_json_object(self.path / "summary.json")
         if self._is_new(FILE):
-            self._last = list(_records(_read(self.path / FILE, max(self._changed[FILE][1] - _TAIL, 0))))
+            self._last = last_events(self.path / FILE, _TAIL)
+            if self._changed[FILE][1] < self._offset:  # a resumed run has cut its log
+                self.forget()
         self.stamp = hashlib.sha256(repr(sorted(self._changed.items())).encode()).hexdigest()[:12]
 
     def _is_new(self, name: str) -> bool:
@@ -118,12 +120,9 @@ class LiveRun:
 
     def _run(self) -> Run:
         """All records of the log, of which only new bytes are read."""
-        size = self._changed.get(FILE, (0, 0))[1]
-        if size < self._offset:  # a resumed run cut its log
-            self.forget()
-        data = _read(self.path / FILE, self._offset)
+        data = read_from(self.path / FILE, self._offset)
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-        self._records += _records(whole)
+        self._records += events_in(whole)
         self._offset += len(whole)
         return Run(self.path, "", "", tuple(self.seeds), {}, self._records)
 
@@ -192,26 +191,6 @@ class LiveRuns:
                 if run.id == oldest:
                     run.forget()
         return self[key].curves(metrics)
-
-
-def _read(path: Path, offset: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _records(data: bytes) -> Iterator[dict[str, Any]]:
-    """The complete lines of a log. Damaged ones, such as the first line of a tail, are skipped."""
-    for line in data.split(b"\n")[:-1]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and all(isinstance(record.get(key), int | float) for key in ("step", "time")):
-            yield record
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:

@@ -30,16 +30,14 @@ def page(data: Mapping[str, Any], title: str) -> str:
         top = f"<section><h2>{escape(heading)}</h2>{_legend(section, colours)}{_table(head, rows)}"
         body.append(f"{top}{_plots(section, data, colours)}{_matrix(section)}</section>")
     body.append(f"<footer>{_EXPLAINED}</footer>")
-    dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
-    style = _file("page.css") + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<meta name='color-scheme' content='light dark'><link rel='icon' href='data:,'>"
-        f"<title>{escape(_title(title, envs))}</title><style>{style}</style></head>\n<body><main>"
+        f"<title>{escape(_title(title, envs))}</title><style>{style()}</style></head>\n<body><main>"
         + "\n".join(body)
-        + f"</main><div id='tip' hidden></div><script>{_file('page.js')}</script></body></html>\n"
+        + f"</main><div id='tip' hidden></div><script>{asset('page.js')}</script></body></html>\n"
     )
 
 
@@ -56,7 +54,13 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def _file(name: str) -> str:
+def style() -> str:
+    """The style of pages with plots, for light and dark screens."""
+    dark = f"@media (prefers-color-scheme:dark){{{svg.colour_css(svg.DARK)}}}"
+    return asset("page.css") + svg.PLOT_CSS + svg.colour_css(svg.LIGHT) + dark
+
+
+def asset(name: str) -> str:
     return (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from rl_training.experiment.run.atomic import read_json_object
 from rl_training.experiment.run.stats import interval, iqm
 from rl_training.experiment.studies.bench import stale
 from rl_training.experiment.studies.suite import Study, Suite, load_suite
-from rl_training.reports import svg
+from rl_training.reports import svg, text
 
 WIDTH = 310  # of a learning curve on the page: three or four beside each other, one on a phone
 ENOUGH = 5  # seeds from which on a band is drawn; the points of fewer say more
@@ -56,7 +56,7 @@ def section(suite: Suite, results: Path, pictures: str) -> str:
     parts.append(f"```bash\nrl-training bench {suite.name}\n```")
     run = [study for study in suite.studies if study.name in found]
     if run:
-        parts.append(_table(_HEAD, [_cells(study, found[study.name]) for study in run]))
+        parts.append(text.table([_HEAD, ["---"] * len(_HEAD), *(_cells(study, found[study.name]) for study in run)]))
         parts.append(_versions(list(found.values())))
         if missed := [s for s in run if s.passes(found[s.name]["score"], found[s.name]["completed"]) is False]:
             parts.append(
@@ -171,7 +171,3 @@ def _versions(rows: Sequence[Row]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))

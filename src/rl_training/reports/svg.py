@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 WIDTH, HEIGHT = 400, 270
@@ -64,8 +64,7 @@ class Plot:
 
     def __init__(
         self, xs: tuple[float, float], ys: tuple[float, float], x_label: str, y_label: str, title: str, *,
-        left: int = _LEFT, height: int = HEIGHT, y_ticks: bool = True, x_format: Callable[[float], str] = short,
-        y_format: Callable[[float], str] = short,
+        left: int = _LEFT, height: int = HEIGHT, y_ticks: bool = True,
     ) -> None:  # fmt: skip
         self.left, self.height, self.title = left, height, title
         self.xs, self.ys = _wide(xs), _wide(ys)
@@ -74,11 +73,11 @@ class Plot:
         for value in ticks(*self.xs, 5):
             x = self.x(value)
             self.parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-            self.parts.append(_text("tick", x, bottom + 14, x_format(value), "middle"))
+            self.parts.append(_text("tick", x, bottom + 14, short(value), "middle"))
         for value in ticks(*self.ys, 5) if y_ticks else ():
             y = self.y(value)
             self.parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            self.parts.append(_text("tick", left - 5, y + 4, y_format(value), "end"))
+            self.parts.append(_text("tick", left - 5, y + 4, short(value), "end"))
         self.parts.append(f'<line class="axis" x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
         self.parts.append(_text("label", (left + WIDTH - _RIGHT) / 2, height - 6, x_label, "middle"))
         if y_label:

@@ -113,12 +113,16 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\`*|]|\](?=[\[(:]))", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
 
 
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the second line has the alignment of the columns."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def markdown(data: Mapping[str, Any], title: str) -> str:
     parts = [f"# {title}"]
     for name, head, rows in tables(data):
         lines = [head, ["---" if word == "algorithm" else "---:" for word in head], *rows]
-        body = "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
-        parts.append(f"## {_escape(name)}\n\n{body}")
+        parts.append(f"## {_escape(name)}\n\n{table([list(map(_escape, line)) for line in lines])}")
     parts.append("\n".join(map(_escape, notes(data))))
     parts.append(" ".join(f"{term}: {meaning}." for term, meaning in TERMS.items()))
     return "\n\n".join(parts) + "\n"

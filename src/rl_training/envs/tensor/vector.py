@@ -32,4 +32,4 @@ class DeviceVectorEnv(VectorEnv):
         return "exact"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""

@@ -149,7 +149,7 @@ class Agent:
         A recurrent agent remembers the observations of earlier calls. Say where an episode begins: `reset()` before
         it, or `episode_start` (a flag, or one for each observation). `episodes.carry` can be kept and put back.
         `action_mask` is for environments that give the mask in info; one in the observation is read from there.
-        `reward` is what the last action was paid: decision_transformer takes it off the return that it still owes.
+        `reward` is the reward of the last action; decision_transformer subtracts it from its desired return.
         """
         if action_mask is not None:
             if not self.algorithm.spec.masked:
@@ -170,7 +170,7 @@ class Agent:
         return decoded[0] if single else decoded
 
     def _observe(self, reward: Any, episode_start: Any) -> None:
-        """Tell the policy what its last action was paid, where it wants to know."""
+        """Pass the reward of the last action to a policy that uses it."""
         if not self.algorithm.sees_rewards or self.episodes.carry is None:
             return
         if reward is None:
@@ -181,10 +181,10 @@ class Agent:
                 " where an episode begins"
             )
         last = self.episodes.carry["reward"]
-        paid = torch.as_tensor(np.asarray(reward, np.float32), device=last.device).reshape(-1)
-        if paid.shape != last.shape:
-            raise UserError(f"there are {paid.numel()} rewards for {last.numel()} running episodes")
-        self.episodes.carry = self.algorithm.observe(self.episodes.carry, paid)
+        rewards = torch.as_tensor(np.asarray(reward, np.float32), device=last.device).reshape(-1)
+        if rewards.shape != last.shape:
+            raise UserError(f"there are {rewards.numel()} rewards for {last.numel()} running episodes")
+        self.episodes.carry = self.algorithm.observe(self.episodes.carry, rewards)
 
     def reset(self) -> None:
         """Begin new episodes: a recurrent agent forgets what it has seen; others have nothing to forget."""

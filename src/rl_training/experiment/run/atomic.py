@@ -115,13 +115,10 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
         failpoint("file.rename.after")
         fsync_directory(path.parent, "file.parentsync")
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise write_error(f"Cannot write {path}", error) from error
-    except BaseException:
+    finally:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+            temporary.unlink()
 
 
 def atomic_write_json(path: Path, value: Any) -> None:

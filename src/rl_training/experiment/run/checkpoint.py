@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError
 
 from rl_training.envs.vector import EnvError
@@ -200,9 +199,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def load_checkpoint(
-    path: str | Path, *, stems: Collection[str] | None = None, device: str | torch.device = "cpu"
-) -> Checkpoint:
+def load_checkpoint(path: str | Path, *, stems: Collection[str] | None = None) -> Checkpoint:
     """Verify a checkpoint and read it. `stems` limits this to some files: a policy does not need the replay buffer."""
     path = Path(path)
     manifest = _read_manifest(path)
@@ -213,7 +210,7 @@ def load_checkpoint(
             raise CheckpointError(f"Checkpoint {path} has no '{stem}' part; it has: {', '.join(present)}.")
     _check_files(path, manifest, {f"{stem}.safetensors" for stem in chosen})
     try:
-        tensors = {stem: tensor_file.read(path / f"{stem}.safetensors", device) for stem in chosen}
+        tensors = {stem: tensor_file.read(path / f"{stem}.safetensors") for stem in chosen}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"Checkpoint {path} is refused: {str(error)[:300]}.") from error
     try:

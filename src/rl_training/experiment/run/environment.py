@@ -45,7 +45,7 @@ def _with_kind_defaults(config: TrainConfig, source: EnvSource | GivenEnv) -> Tr
     found = {name for settings in algorithm.kind_defaults.values() for name in settings}
     if found <= {*algorithm.defaults, *config.algo_kwargs}:
         return config
-    config.hyper()  # wrong settings are told before anything is made
+    config.hyper()  # wrong settings are reported before an environment is made
     like = fresh(source)
     single = config.vectorization in ("auto", "sync", "async") and not isinstance(like, VectorSource)
     with closing(

@@ -1,10 +1,13 @@
-"""What a run remembers between its events: evaluations, events that are due, and the time spent training."""
+"""What a run remembers between its events: evaluations, events that are due, and how its time was
+spent."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+from rl_training.runtime.loops.base import Loop
 
 
 @dataclass
@@ -35,3 +38,24 @@ class RunHistory:
     def from_json(cls, meta: dict[str, Any]) -> RunHistory:
         evaluations = meta["best_eval"], meta["last_eval"], meta["evaluated_at"]
         return cls(*evaluations, due=list(meta["owed"]), seconds_before=meta["elapsed_s"])
+
+
+class Clock:
+    """Shares of the time since the last call of `split`. Evaluations, checkpoints and logging do not count.
+
+    On a GPU, updates run while the environments step: the time for learning is what the host waits for.
+    """
+
+    def __init__(self) -> None:
+        self.advanced = 0.0  # seconds in `Loop.advance`
+        self._last = (0.0, 0.0, 0.0)
+
+    def split(self, loop: Loop) -> dict[str, float]:
+        now = (self.advanced, loop.env_seconds, loop.learn_seconds)
+        total, env, learn = (new - old for new, old in zip(now, self._last))
+        self._last = now
+        if total <= 0.0:
+            return {}
+        shares = {"environment": env / total, "learning": learn / total}
+        shares["acting"] = max(0.0, 1.0 - sum(shares.values()))
+        return {f"time/{name}": share for name, share in shares.items()}

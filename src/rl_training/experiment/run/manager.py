@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_training.envs.given import EnvInput
 from rl_training.experiment.run.agent import Agent
+from rl_training.experiment.run.atomic import read_json_object
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.result import TrainResult
@@ -46,12 +46,7 @@ class ExperimentManager:
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Summaries of the runs, oldest first; one killed before its first checkpoint has its name only."""
-        rows = []
-        for path in sorted(self.output_dir.glob("*/config.yaml")):
-            summary = path.parent / "summary.json"
-            try:
-                data = json.loads(summary.read_text())
-            except (OSError, ValueError):
-                data = {"status": "unknown"}
-            rows.append({"run_dir": str(path.parent), **data})
-        return rows
+        runs = [path.parent for path in sorted(self.output_dir.glob("*/config.yaml"))]
+        return [
+            {"run_dir": str(run), **(read_json_object(run / "summary.json") or {"status": "unknown"})} for run in runs
+        ]

@@ -183,6 +183,35 @@ def _cut(path: Path, position: int | None) -> None:
         file.truncate(kept)
 
 
+def last_events(path: Path, size: int) -> list[dict[str, Any]]:
+    """The events in the last `size` bytes of a log, which a run may be writing; none if it cannot be read."""
+    return list(events_in(read_from(path, -size)))
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    """The bytes of a file from an offset on, which counts from the end if it is negative; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end + offset, 0) if offset < 0 else offset)
+            return file.read()
+    except OSError:
+        return b""
+
+
+def events_in(data: bytes) -> Iterator[dict[str, Any]]:
+    """The events in whole lines of a log. Damaged lines, such as the first one of a tail, are skipped."""
+    for line in data.split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and all(_is_finite(record.get(key)) for key in ("step", "time")):
+                yield record
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """All events of a run (or a metrics file), with NaN and infinity restored; an incomplete last line is left out."""
     path = Path(run_dir)

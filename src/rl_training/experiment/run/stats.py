@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,15 +64,15 @@ class _Bootstrap(NamedTuple):
 
 
 def interval(
-    strata: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL, resamples: int = RESAMPLES,
-    seed: int = 0, bounds: Bounds = UNBOUNDED,
+    strata: Sequence[ArrayLike], statistic: Statistic = iqm, *, resamples: int = RESAMPLES, seed: int = 0,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Low and high end [...] of the statistic over all scores. A stratum [..., n_i] has the scores of one task.
 
     Each stratum is resampled separately, so that every resample has the same tasks. The random numbers are seeded: the
     same scores always give the same interval. `bounds` are those of a score; scores that lie outside widen them.
     """
-    low, high = _ends(_bootstrap(strata, statistic, resamples, seed), level, statistic in _MEANS)
+    low, high = _ends(_bootstrap(strata, statistic, resamples, seed), statistic in _MEANS)
     least, most = _bounds(strata, bounds)
     return np.clip(low, least, most)[()], np.clip(high, least, most)[()]
 
@@ -82,18 +83,18 @@ def _bounds(strata: Sequence[ArrayLike], bounds: Bounds) -> Bounds:
 
 
 def difference(
-    strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], statistic: Statistic = iqm, *, level: float = LEVEL,
-    resamples: int = RESAMPLES, seed: int = 0, bounds: Bounds = UNBOUNDED,
+    strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], statistic: Statistic = iqm, *,
+    resamples: int = RESAMPLES, bounds: Bounds = UNBOUNDED,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """statistic(B) - statistic(A) of two independent sets of runs: estimate, low and high end [...]."""
-    a = _bootstrap(strata_a, statistic, resamples, seed)
-    b = _bootstrap(strata_b, statistic, resamples, seed + 1)  # other draws, or the two spreads would cancel
+    a = _bootstrap(strata_a, statistic, resamples, 0)
+    b = _bootstrap(strata_b, statistic, resamples, 1)  # other draws, or the two spreads would cancel
     freedom = _satterthwaite([(a.variance, a.freedom), (b.variance, b.freedom)])
     variance = a.variance + b.variance
     shares = a.variance * a.widen**2 + b.variance * b.widen**2
     widen = np.sqrt(np.where(variance > 0, shares / np.where(variance > 0, variance, 1.0), 1.0))
     both = _Bootstrap(b.estimate - a.estimate, b.draws - a.draws, variance, freedom, widen)
-    low, high = _ends(both, level, statistic in _MEANS)
+    low, high = _ends(both, statistic in _MEANS)
     least, most = _bounds([*strata_a, *strata_b], bounds)
     return both.estimate, np.clip(low, least - most, most - least)[()], np.clip(high, least - most, most - least)[()]
 
@@ -149,10 +150,10 @@ def _satterthwaite(parts: Sequence[tuple[Any, Any]]) -> Array:
     return np.asarray(np.where(spread > 0, total**2 / np.where(spread > 0, spread, 1.0), fewest))
 
 
-def _ends(boot: _Bootstrap, level: float, linear: bool) -> tuple[Any, Any]:
+def _ends(boot: _Bootstrap, linear: bool) -> tuple[Any, Any]:
     from scipy.special import ndtr, stdtrit
 
-    t = stdtrit(boot.freedom, (1 + level) / 2)
+    t = stdtrit(boot.freedom, (1 + LEVEL) / 2)
     reach = t * np.sqrt(boot.variance)
     low, high = boot.estimate - reach, boot.estimate + reach
     if not linear:
@@ -177,9 +178,7 @@ def _quantile(ordered: Array, p: Array) -> Array:
 # --- fractions: probability of improvement, performance profiles ------------------------------------------------------
 
 
-def improvement(
-    strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike], *, level: float = LEVEL
-) -> tuple[Any, Any, Any]:
+def improvement(strata_a: Sequence[ArrayLike], strata_b: Sequence[ArrayLike]) -> tuple[Any, Any, Any]:
     """P(a run of B beats a run of A), ties counting half, as the mean over tasks: estimate, low and high end [...].
 
     The interval is Newcombe's (2006, Statistics in Medicine 25, method 5): all probabilities that are compatible with
@@ -192,20 +191,18 @@ def improvement(
         a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
         above = np.sign(b[..., :, None] - a[..., None, :])  # [..., n_b, n_a]
         parts.append((np.asarray((1 + above.mean((-1, -2))) / 2), a.shape[-1], b.shape[-1]))
-    z = _normal_quantile(level)
-    return _average([_solve(p, partial(_newcombe_variance, m=m, n=n), z) for p, m, n in parts])
+    return _average([_solve(p, partial(_newcombe_variance, m=m, n=n)) for p, m, n in parts])
 
 
-def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike, *, level: float = LEVEL) -> tuple[Any, Any, Any]:
+def profile(strata: Sequence[ArrayLike], thresholds: ArrayLike) -> tuple[Any, Any, Any]:
     """Performance profile: the fraction of runs that reach each threshold [T], as the mean over tasks: estimate, low
     and high end. The interval at each threshold is Wilson's, which also works for fractions of 0 and 1."""
-    z = _normal_quantile(level)
     parts = []
     for scores in strata:
         values = np.asarray(scores, dtype=np.float64)
         n = values.shape[-1]
         fraction = (values[..., None, :] >= np.asarray(thresholds, dtype=np.float64)[:, None]).mean(-1)  # [..., T]
-        parts.append(_solve(fraction, partial(_binomial_variance, n=n), z))
+        parts.append(_solve(fraction, partial(_binomial_variance, n=n)))
     return _average(parts)
 
 
@@ -218,14 +215,9 @@ def _newcombe_variance(theta: Array, m: int, n: int) -> Array:
     return theta * (1 - theta) * (1 + half * (1 - theta) / (2 - theta) + half * theta / (1 + theta)) / (m * n)
 
 
-def _normal_quantile(level: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf((1 + level) / 2)
-
-
-def _solve(estimate: Array, variance: Callable[[Array], Array], z: float) -> tuple[Array, Array, Array]:
+def _solve(estimate: Array, variance: Callable[[Array], Array]) -> tuple[Array, Array, Array]:
     """The estimate and the range of values v with |v - estimate| <= z sqrt(variance(v)), by bisection."""
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     ends = []
     for far in (0.0, 1.0):
         inside, outside = np.array(estimate, dtype=np.float64), np.full_like(estimate, far)

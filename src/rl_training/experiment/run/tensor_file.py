@@ -69,7 +69,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _pieces(tensor[0])
 
 
-def read(path: Path, device: str | torch.device) -> NamedTensors:
+def read(path: Path) -> NamedTensors:
     """Copies instead of views of the mapped file, which may be removed while they are in use."""
     with safe_open(str(path), framework="pt", device="cpu") as file:
-        return {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

@@ -30,11 +30,10 @@ from rl_training.experiment.run.checkpoint import (
     set_aside_checkpoints_after,
     step_name,
 )
-from rl_training.experiment.run.clock import Clock
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.datasets import DatasetFactory, warn_of_random_data
 from rl_training.experiment.run.environment import training_envs, with_env
-from rl_training.experiment.run.history import RunHistory
+from rl_training.experiment.run.history import Clock, RunHistory
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import check_finite
 from rl_training.experiment.run.process import RunInterrupted, StopSignals, compute_settings

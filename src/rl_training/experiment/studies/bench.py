@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,8 @@ from rl_training.errors import UserError
 from rl_training.experiment.run.atomic import atomic_write_json, exclusive_directory, read_json_object
 from rl_training.experiment.run.config import TrainConfig, flat
 from rl_training.experiment.run.estimate import plan
+from rl_training.experiment.run.metrics import FILE as METRICS
+from rl_training.experiment.run.metrics import last_events
 from rl_training.experiment.run.result import record_of
 from rl_training.experiment.studies.pool import Event, Job, Pool
 from rl_training.experiment.studies.suite import Study, Suite
@@ -276,25 +277,12 @@ def needs_of(config: TrainConfig) -> Needs:
 
 
 def progress_of(run_dir: Path | None) -> Progress | None:
-    """The position of a run, from the end of its metrics file."""
-    if run_dir is None:
+    """The position of a run, from the end of its metrics file; None before its first event."""
+    rows = last_events(run_dir / METRICS, 65_536) if run_dir is not None else []
+    if not rows:
         return None
-    try:
-        with (run_dir / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65_536))
-            lines = file.read().split(b"\n")[1:-1]  # the first and the last may be incomplete
-    except OSError:
-        return None
-    step, speed, scores = 0, None, []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        step, speed = max(step, row["step"]), row.get("time/fps", speed)
-        if "eval/mean_reward" in row:
-            scores.append(row["eval/mean_reward"])
-    return Progress(step, speed, scores[-1] if scores else None)
+    last: dict[str, Any] = {key: value for row in rows for key, value in row.items()}
+    return Progress(max(row["step"] for row in rows), last.get("time/fps"), last.get("eval/mean_reward"))
 
 
 def stale(row: dict[str, Any], config: TrainConfig) -> bool:

@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 from rl_training.imports import allow_import
+from rl_training.registry import resolve
 
 
 def main() -> None:
@@ -87,8 +88,7 @@ def _work(job: dict[str, Any], life: int) -> None:
             torch.set_num_threads(job["threads"])
         for name in job["allow"]:
             allow_import(name)
-        module, _, name = job["target"].partition(":")
-        getattr(importlib.import_module(module), name)(*job["arguments"])
+        resolve(job["target"])(*job["arguments"])
         status = 0
     except BaseException:
         traceback.print_exc()

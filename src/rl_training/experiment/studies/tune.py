@@ -81,7 +81,7 @@ class Tuning:
         optuna()
         with exclusive_directory(self.directory, "the study"):
             self._open()
-            study = self._study()
+            study = open_study(self.directory, create=True)
             if not study.get_trials(deepcopy=False):
                 # The first trial runs the config as it is, also where its values are outside the space.
                 study.enqueue_trial(base_values(self.config, self.space), user_attrs={GIVEN: True}, skip_if_exists=True)
@@ -97,9 +97,6 @@ class Tuning:
             pool.run(self._jobs(study, workers))
             self._finish(study, retries)
             return report(self.directory)
-
-    def _study(self) -> Any:
-        return open_study(self.directory, create=True)
 
     def _jobs(self, study: Any, workers: int) -> Iterator[Job]:
         """Interrupted trials first, then new ones."""

@@ -81,7 +81,7 @@ class DeviceEnvs:
         self._step(self.learner.tree, self.learner.inputs)
 
     def turns(self, times: int = 1) -> None:
-        """So many turns; on a GPU they are one launch."""
+        """Take `times` turns, on a GPU in one launch."""
         if times not in self._turns:
             self._turns[times] = self.learner.executor.wrap(self.turn_fn, self._changes, times=times)
         self._turns[times](self.learner.tree, self.learner.inputs)
