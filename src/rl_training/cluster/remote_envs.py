@@ -157,11 +157,13 @@ class RemoteEnvs(ActorEnvs):
         refs = [call(k, actor) for k, actor in enumerate(self._actors)]
         return [self._answer(k, ref) for k, ref in enumerate(refs)]
 
-    def _answer(self, k: int, ref: Any) -> Any:
+    def _answer(self, k: int, ref: Any, *, starting: bool = False) -> Any:
+        """The result of a call; `starting`: the first call of a new process, which has to start first."""
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         try:
-            return self.ray.get(ref, timeout=self.settings.timeout + START_SECONDS * (self._obs is None))
+            more = START_SECONDS if starting or self._obs is None else 0.0
+            return self.ray.get(ref, timeout=self.settings.timeout + more)
         except RayTaskError as error:
             raise EnvError(f"rollout actor {k}: {error.cause}") from error
         except RayError as error:  # its process died, or its answer was lost with the machine
@@ -172,7 +174,7 @@ class RemoteEnvs(ActorEnvs):
         self.end(k, reason)
         self._launch(k)
         self._lost[self._rows(k)] = True
-        obs = self._answer(k, self._actors[k].reset.remote(None))
+        obs = self._answer(k, self._actors[k].reset.remote(None), starting=True)
         if obs is not None and self._obs is not None:  # else: a second failure has filled the rows already
             _write(self._obs, self._rows(k), obs)
 
