@@ -35,8 +35,8 @@ def test_target_is_the_projection_of_the_critic_with_the_smaller_projected_mean(
 
 
 def test_the_critic_is_chosen_by_its_mean_after_the_projection() -> None:
-    """Before it, both means are 1, which would choose the first critic. After it, values above 2 count as 2, so that the
-    second one's mean is 0.5."""
+    """Before it, both means are 1, which would choose the first critic. After it, values above 2 count as 2, so that
+    the second one's mean is 0.5."""
     algorithm = make_algorithm("fast_td3", **SUPPORT)
     logits = torch.tensor([[0.0, 0, 1, 0, 0], [0.5, 0, 0, 0, 0.5]]).clamp(min=1e-9).log()
     algorithm.critic.net = lambda params, obs, actions: logits.unsqueeze(1).expand(2, len(obs), 5)

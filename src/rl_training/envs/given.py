@@ -64,6 +64,10 @@ class GivenEnv:
         assert callable(self.fresh)
         return [self.env, *(self.fresh() for _ in range(count - 1))]
 
+    def spaces(self) -> Spaces:
+        """The spaces of one of its environments."""
+        return Spaces(self.env.observation_space, self.env.action_space)
+
     def check(self, vectorization: str) -> None:
         """Raise UserError for a setting that does not fit an environment that exists already."""
         own = ("auto", "sync") if self.num_envs is None else ("auto", "vector")
@@ -115,9 +119,16 @@ def given(
     """An instance with the way to more of them; an id or a function as it is.
 
     With vectorization 'vector', a function is called once, to see how many environments its vector environment has.
+    With 'device', a function is called once: it makes a simulator.
     """
+    from rl_training.envs.simulators.given import GivenSimulator, convention, made_simulator
+
+    if convention(env) is not None:
+        return GivenSimulator(env)
     if isinstance(env, gym.Env | VectorEnv):
         return GivenEnv(env)
+    if vectorization == "device" and callable(env):
+        return made_simulator(env, env_kwargs or {})
     if vectorization == "vector" and callable(env) and not isinstance(env, VectorSource):
         made = env(**(env_kwargs or {}))
         made.close()
@@ -137,11 +148,15 @@ class Spaces(NamedTuple):
     action: gym.Space[Any]
 
 
-def read_spaces(source: EnvSource, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False) -> Spaces:
+def read_spaces(
+    source: EnvSource | GivenEnv, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False
+) -> Spaces:
     """The spaces of an environment, which is made for that purpose and closed again.
 
     With `masks`, a mask that the environment gives in info counts as part of the observation.
     """
+    if isinstance(source, GivenEnv):
+        return source.spaces()
     if isinstance(source, VectorSource):
         with closing(source(**(env_kwargs or {}))) as vector:
             return Spaces(vector.single_observation_space, vector.single_action_space)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_training.envs.given import GivenEnv, VectorSource
 from rl_training.envs.native import NativeVectorEnv, make_native
+from rl_training.envs.simulators.given import GivenSimulator
 from rl_training.envs.sync import SyncVectorEnv
 from rl_training.envs.tensor.table import named_tensor_env
 from rl_training.envs.tensor.vector import DeviceVectorEnv
@@ -34,7 +35,7 @@ def make_vector_env(
     MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
     worker may take for one step. "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
     "device" steps a tensor environment on the training device (`envs.tensor`). An environment that the user made
-    (`GivenEnv`) is stepped in this process, and never closed.
+    (`GivenEnv`) is stepped in this process, and never closed; a simulator (`GivenSimulator`) by the learner.
     `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
     modes = ("auto", "sync", "async", "vector", "envpool", "device")
@@ -48,6 +49,9 @@ def make_vector_env(
     if min(seeds) < 0:
         raise UserError(f"seeds must not be negative; got {min(seeds)}.")
     places = [(int(seed), stream, n) for seed in seeds for n in range(num_envs)]
+    if isinstance(env_id, GivenSimulator):
+        env_id.check(vectorization)
+        return env_id.vector_env(seeds, num_envs, stream, masks)
     if isinstance(env_id, GivenEnv):
         env_id.check(vectorization)
         if env_id.num_envs is None:

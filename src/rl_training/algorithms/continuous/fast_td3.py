@@ -7,7 +7,7 @@ every update; the actor has no target network. Exploration is mixed: each episod
 noise, so that careful and bold episodes are collected side by side.
 
 The defaults are those of the authors' code for HumanoidBench. Its batch has 256 rows for each of the 128 environments.
-A run with fewer environments also takes 256 for each (`batch_per_env`); with one environment, that is TD3's usual batch.
+A run with fewer environments also takes 256 for each (`batch_per_env`); with one, that is TD3's usual batch.
 
 Deviations: the support of the critics is found in training by default (the authors choose it for each task; their
 default is [-250, 250]); observation statistics learn from replayed observations, not from those that are acted on as

@@ -8,6 +8,7 @@ from typing import Any
 from rl_training import registry
 from rl_training.cluster.plan import cluster_envs
 from rl_training.envs.given import EnvInput, GivenEnv, VectorSource, fresh, given
+from rl_training.envs.simulators.given import GivenSimulator
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.envs.wrappers import wrapped
@@ -27,6 +28,8 @@ def with_env(config: TrainConfig, env: EnvInput | GivenEnv | None) -> tuple[Trai
             raise UserError("env_kwargs are arguments for making an environment, and this one exists: leave them out")
         source.check(config.vectorization)
         config = config.model_copy(update={"env_kwargs": source.arguments})
+    if isinstance(source, GivenSimulator):
+        config = config.model_copy(update={"vectorization": "device"})
     if isinstance(source, GivenEnv | VectorSource) and source.num_envs is not None:
         if config.num_envs not in (None, source.num_envs):
             raise UserError(
