@@ -70,7 +70,7 @@ class GivenEnv:
 
     def check(self, vectorization: str) -> None:
         """Raise UserError for a setting that does not fit an environment that exists already."""
-        own = ("auto", "sync") if self.num_envs is None else ("auto", "vector")
+        own = ("auto", "sync", "threads") if self.num_envs is None else ("auto", "vector")
         if vectorization not in own:
             raise UserError(
                 f"vectorization '{vectorization}' makes the environments itself: leave it out, or give an id or a"

@@ -50,7 +50,7 @@ def _with_kind_defaults(config: TrainConfig, source: EnvSource | GivenEnv) -> Tr
         return config
     config.hyper()  # wrong settings are told before anything is made
     like = fresh(source)
-    single = config.vectorization in ("auto", "sync", "async") and not isinstance(like, VectorSource)
+    single = config.vectorization in ("auto", "sync", "threads", "async") and not isinstance(like, VectorSource)
     with closing(
         make_vector_env(
             like, seeds=(0,), num_envs=1 if single else config.num_envs or algorithm.Hyper.num_envs,
