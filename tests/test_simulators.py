@@ -16,9 +16,9 @@ from helpers import run_digest
 from simulators import WalkSimulator, brax_walk, jax_walk
 
 from rl_training import PPO, SAC, TD3
-from rl_training.envs.given import given, read_spaces
+from rl_training.envs.given import GivenSimulator, given, read_spaces
+from rl_training.envs.simulators.conventions import convention
 from rl_training.envs.simulators.encoding import TensorDecoder, TensorEncoder
-from rl_training.envs.simulators.given import GivenSimulator, convention
 from rl_training.envs.spaces import ActionDecoder, ObsEncoder, make_action_spec
 from rl_training.envs.vector import EnvError
 from rl_training.envs.vectorize import make_vector_env

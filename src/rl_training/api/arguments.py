@@ -11,7 +11,7 @@ from torch import nn
 from rl_training import registry
 from rl_training.envs.factory import env_name
 from rl_training.envs.given import EnvInput, GivenEnv, given
-from rl_training.envs.simulators.given import convention
+from rl_training.envs.simulators.conventions import convention
 from rl_training.errors import UserError
 from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.environment import with_env

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_training.envs.given import GivenEnv, VectorSource
+from rl_training.envs.given import GivenEnv, GivenSimulator, VectorSource
 from rl_training.envs.native import NativeVectorEnv, make_native
-from rl_training.envs.simulators.given import GivenSimulator
 from rl_training.envs.sync import SyncVectorEnv
 from rl_training.envs.tensor.table import named_tensor_env
 from rl_training.envs.tensor.vector import DeviceVectorEnv
@@ -33,11 +32,12 @@ def make_vector_env(
 
     `stream` separates the episodes of training (0) from those of evaluation (1).
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
-    MuJoCo). "async" pays when a step costs more (pixels, heavy physics) and cores are free; `timeout` is how long a
-    worker may take for one step. "threads" steps them in threads of this process, for simulators that release Python's
-    lock (MuJoCo's do); the results are those of "sync". "vector" uses the environment's own vectorised implementation, "envpool" EnvPool's.
-    "device" steps a tensor environment on the training device (`envs.tensor`). An environment that the user made
-    (`GivenEnv`) is stepped in this process, and never closed; a simulator (`GivenSimulator`) by the learner.
+    MuJoCo). "threads" steps them in threads of this process, for simulators that release Python's lock (MuJoCo's do);
+    the results are those of "sync". "async" pays when a step costs more (pixels, heavy physics) and cores are free;
+    `timeout` is how long a worker may take for one step. "vector" uses the environment's own vectorised implementation,
+    "envpool" EnvPool's. "device" steps a tensor environment on the training device (`envs.tensor`). An environment that
+    the user made (`GivenEnv`) is stepped in this process, and never closed; a simulator (`GivenSimulator`) by the
+    learner.
     `masks`: keep an environment's action mask apart from what networks read (`envs.masks`).
     """
     modes = ("auto", "sync", "threads", "async", "vector", "envpool", "device")

@@ -11,29 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.envs.simulators.base import SimStep, Simulator, sim_step
+from rl_training.envs.simulators.conventions import POLICY, attribute, torch_spaces
 from rl_training.envs.simulators.encoding import TensorDecoder, TensorEncoder
 from rl_training.envs.spaces import make_spec
 from rl_training.envs.tensor.base import Obs
 from rl_training.envs.vector import EnvError
 
-POLICY = "policy"  # the part of Isaac Lab's observations that policies read
 FINAL = ("final_obs", "final_observation")
-
-
-def attribute(env: Any, name: str) -> Any:
-    """An attribute of an environment, or of the one that its wrappers are around; None where there is none."""
-    found = getattr(env, name, None)
-    return getattr(getattr(env, "unwrapped", None), name, None) if found is None else found
-
-
-def torch_spaces(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """The spaces of one of its environments, as far as policies see them."""
-    seen, actions = attribute(env, "single_observation_space"), attribute(env, "single_action_space")
-    return seen[POLICY] if isinstance(seen, spaces.Dict) and POLICY in seen.spaces else seen, actions
 
 
 class TorchSimulator(Simulator):

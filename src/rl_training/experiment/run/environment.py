@@ -7,8 +7,7 @@ from typing import Any
 
 from rl_training import registry
 from rl_training.cluster.plan import cluster_envs
-from rl_training.envs.given import EnvInput, GivenEnv, VectorSource, fresh, given
-from rl_training.envs.simulators.given import GivenSimulator
+from rl_training.envs.given import EnvInput, GivenEnv, GivenSimulator, VectorSource, fresh, given
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.envs.wrappers import wrapped

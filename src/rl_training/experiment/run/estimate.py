@@ -114,7 +114,7 @@ def _batch_bytes(learner: Learner) -> int:
     if not isinstance(learner, RolloutLearner):
         return 0
     algorithm, store, seeds = learner.algorithm, learner.store, len(learner.seeds)
-    steps = algorithm.hp.chunk
+    steps: int = algorithm.hp.chunk
     train, data, key = one_seed((learner.train, learner.tree["data"], learner.tree["keys"]), 0)
     few = tree_map(lambda x: x[:steps], store.whole(data))
     with torch.no_grad():
