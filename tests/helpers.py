@@ -78,6 +78,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "mopo": SMALL_ROLLOUTS,
     "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "model_retain_epochs": 0.03, "gradient_steps": 2},
+    "fast_td3": {"critic_hidden_sizes": [16]},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,

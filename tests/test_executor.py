@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from helpers import make_algorithm
 
 from rl_training.errors import UserError
 from rl_training.ops.torch_internals import graph_passes, handles, lowering
+from rl_training.ops.tree import tree_map
 from rl_training.runtime.engine import compiler
 from rl_training.runtime.engine.compiler import _hold, compiler_available
-from rl_training.runtime.engine.executor import Executor, choose_mode
+from rl_training.runtime.engine.executor import Executor, choose_mode, trial_runs
+from rl_training.runtime.learners.replay import ReplayLearner
+from rl_training.runtime.learners.rollout import RolloutLearner
 
 
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,3 +90,33 @@ def test_tensors_are_held_as_long_as_their_graph_lives() -> None:
     assert tensor._use_count() == 2  # type: ignore[attr-defined]
     del owner
     assert tensor._use_count() == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_trial_runs_before_a_capture_leave_the_stored_transitions_alone(name: str) -> None:
+    """A full rollout lacks its last row, and a ring is full: the trial runs write to the row that the real call writes
+    to, and not to those after it, which are the first of the rollout and the oldest of the ring."""
+    algorithm = make_algorithm(name)
+    executor = Executor("eager", torch.device("cpu"))
+    if name == "ppo":
+        learner: Any = RolloutLearner(algorithm, (0,), 2, 1_000, executor)
+        last = learner.store.rows - 1
+    else:
+        learner = ReplayLearner(algorithm, (0,), 2, 1_000, executor)
+        last = learner.store.rows + 5
+    data = learner.tree["data"]
+    for column in ("rewards", "obs"):
+        data[column].uniform_(generator=torch.Generator().manual_seed(0))
+    data["count"].fill_(last)
+    learner.inputs["scalars"][..., 4] = 1.0
+    before = tree_map(torch.clone, learner.tree)
+    with torch.no_grad():
+        trial_runs(learner.write_fn, (learner.tree, learner.inputs), learner.small_state())
+    written = learner.store.slots(data["count"])[0]
+    rows = torch.ones(data["rewards"].shape[1], dtype=torch.bool)
+    rows[written] = False
+    for column in ("rewards", "obs"):
+        assert torch.equal(data[column][:, rows], before["data"][column][:, rows])
+        assert not torch.equal(data[column], before["data"][column])  # the row itself is overwritten later
+    assert torch.equal(data["count"], before["data"]["count"])
+    assert torch.equal(learner.tree["env_steps"], before["env_steps"])

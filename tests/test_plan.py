@@ -13,6 +13,7 @@ from rl_training.cli import main
 from rl_training.experiment.run.checkpoint import load_checkpoint
 from rl_training.experiment.run.estimate import plan
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.ops.tree import tree_items
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("dqn", None), ("ppo", (0, 1))])
@@ -30,6 +31,42 @@ def test_sizes_and_updates_match_the_run(name: str, seeds: Any, tmp_path: Path) 
     assert found["ram_bytes"] > found["stored_bytes"]
     assert found["probe"]["steps"] > 0
     assert found["eta_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id", "fields"),
+    [
+        ("ppo", "CartPole-v1", {}),
+        ("recurrent_ppo", "GridMaze-v0", {}),
+        ("ppg", "Pendulum-v1", {}),
+        ("pqn", "MinAtar/Breakout-v1", {"hidden_sizes": [16]}),
+        ("prioritized_dqn", "CartPole-v1", {}),
+        ("fast_td3", "Pendulum-v1", {"batch_size": 16}),
+    ],
+)
+@pytest.mark.parametrize("seeds", [None, (0, 1)])
+def test_memory_of_environments_on_the_device_is_that_of_the_run(
+    name: str, env_id: str, fields: dict[str, Any], seeds: Any, tmp_path: Path
+) -> None:
+    """Every tensor that a run keeps: networks, replay or rollout, environments, and the prepared rollout."""
+    config = config_for(
+        name, tmp_path, env_id=env_id, vectorization="device", num_envs=4, seeds=seeds, total_timesteps=192,
+        algo_kwargs=fields,
+    )  # fmt: skip
+    found = plan(config, probe=False)
+    trainer = Trainer(config, progress=False)
+    trainer.run()
+    learner: Any = trainer.loop.learner
+
+    def size(tree: Any) -> int:
+        return sum(x.nbytes for _, x in tree_items(tree))
+
+    staged = getattr(learner, "scratch", {}).get("rollout", {})
+    assert found["batch_bytes"] == size(staged)
+    assert found["stored_bytes"] == size(learner.tree["data"])
+    assert found["tensor_bytes"] == size((learner.tree, learner.inputs, staged))
+    assert found["environment_bytes"] > size(learner.tree["env"]) > 0
+    assert found["ram_bytes"] > found["tensor_bytes"] + found["batch_bytes"]
 
 
 @pytest.mark.parametrize("name", ["bc", "r2d2", "dreamer", "ars"])

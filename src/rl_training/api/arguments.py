@@ -11,6 +11,7 @@ from torch import nn
 from rl_training import registry
 from rl_training.envs.factory import env_name
 from rl_training.envs.given import EnvInput, GivenEnv, given
+from rl_training.envs.simulators.conventions import convention
 from rl_training.errors import UserError
 from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.environment import with_env
@@ -70,7 +71,7 @@ def _source(entry: registry.Entry, env: EnvInput | None, env_fn: Any) -> EnvSour
         return given(env_fn)
     if env_fn is not None:
         raise UserError("the environment is given twice: leave out env_fn")
-    if not callable(env) and not isinstance(env, gym.Env | gym.vector.VectorEnv):
+    if not callable(env) and not isinstance(env, gym.Env | gym.vector.VectorEnv) and convention(env) is None:
         raise UserError(
             f"{entry.class_name} takes the id of an environment, a function that makes one, an environment, a vector"
             f" environment or a TrainConfig; not {type(env).__name__}"

@@ -39,6 +39,8 @@ def _show(p: dict[str, Any]) -> None:
         ("RAM", _size(p["ram_bytes"])),
         ("VRAM", _size(p["vram_bytes"]) if p["vram_bytes"] else "none"),
         ("stored steps", _size(p["stored_bytes"])),
+        ("environments", f"{_size(p['environment_bytes'])} of tensors"),
+        *([("rollout batch", _size(p["batch_bytes"]))] if p["batch_bytes"] else []),
         ("checkpoint", f"{_size(p['checkpoint_bytes'])}; at most {_size(p['disk_bytes'])} on disk"),
         ("evaluations", f"{p['evaluations']}" + ("" if p["probe"] is None else " (not included in the time below)")),
     ]

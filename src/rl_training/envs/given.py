@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from gymnasium.wrappers import PassiveEnvChecker
 
 from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.masks import InfoMask, info_mask_length
+from rl_training.envs.simulators.base import Simulator, SimulatorVectorEnv
+from rl_training.envs.simulators.conventions import attribute, convention, torch_spaces
+from rl_training.envs.simulators.torch_simulator import TorchSimulator
 from rl_training.errors import UserError, describe
 from rl_training.spec import EnvSource
 
@@ -46,6 +49,13 @@ class VectorSource:
         return env
 
 
+class Spaces(NamedTuple):
+    """The spaces of an environment, as Gymnasium describes them."""
+
+    observation: gym.Space[Any]
+    action: gym.Space[Any]
+
+
 class GivenEnv:
     """An environment or vector environment that exists, and how fresh ones like it are made."""
 
@@ -64,9 +74,13 @@ class GivenEnv:
         assert callable(self.fresh)
         return [self.env, *(self.fresh() for _ in range(count - 1))]
 
+    def spaces(self) -> Spaces:
+        """The spaces of one of its environments."""
+        return Spaces(self.env.observation_space, self.env.action_space)
+
     def check(self, vectorization: str) -> None:
         """Raise UserError for a setting that does not fit an environment that exists already."""
-        own = ("auto", "sync") if self.num_envs is None else ("auto", "vector")
+        own = ("auto", "sync", "threads") if self.num_envs is None else ("auto", "vector")
         if vectorization not in own:
             raise UserError(
                 f"vectorization '{vectorization}' makes the environments itself: leave it out, or give an id or a"
@@ -111,15 +125,84 @@ class GivenEnv:
             yield duplicate
 
 
+class GivenSimulator(GivenEnv):
+    """A simulator that exists. One of JAX is a set of functions, so it has as many environments as a run asks for, and
+    evaluation has its own. One of PyTorch has a fixed number and one state: evaluation borrows it, which ends the
+    running episodes."""
+
+    def __init__(self, env: Any) -> None:
+        kind = convention(env)
+        assert kind is not None
+        self.env, self.convention = env, kind
+        self.num_envs = int(attribute(env, "num_envs")) if kind == "torch" else None
+        spec = attribute(env, "spec")
+        named = getattr(spec, "id", None) or getattr(env, "name", None)
+        self.name = named if isinstance(named, str) else type(getattr(env, "unwrapped", env)).__name__
+        self.arguments: dict[str, Any] = {}
+        self.fresh: Any = self
+
+    def check(self, vectorization: str) -> None:
+        if vectorization not in ("auto", "device"):
+            raise UserError(
+                f"vectorization '{vectorization}' steps environments on the host, and {self.name} is a simulator on a"
+                " device: leave vectorization out"
+            )
+
+    def vector_env(self, seeds: Sequence[int], num_envs: int, stream: int, masks: bool) -> SimulatorVectorEnv:
+        """The environments of a run, or of an evaluation."""
+        return SimulatorVectorEnv(self._simulator(seeds, num_envs, stream, masks))
+
+    def _simulator(self, seeds: Sequence[int], num_envs: int, stream: int, masks: bool) -> Simulator:
+        if self.convention != "torch":
+            from rl_training.envs.simulators.jax_simulator import JaxSimulator
+
+            return JaxSimulator(self.env, self.convention, self.name, seeds, num_envs, stream, masks)
+        if len(seeds) > 1:
+            raise UserError(f"{self.name} is one simulator, which trains one seed at a time; got {len(seeds)} seeds")
+        if masks not in self._made:
+            self._made[masks] = TorchSimulator(self.env, self.name, masks)
+        return self._made[masks]
+
+    @property
+    def _made(self) -> dict[bool, Simulator]:
+        """The simulator, which training and evaluation share: it counts its resets."""
+        made: dict[bool, Simulator] = self.__dict__.setdefault("made", {})
+        return made
+
+    def spaces(self) -> Spaces:
+        if self.convention == "torch":
+            return Spaces(*torch_spaces(self.env))
+        from rl_training.envs.simulators.jax_simulator import jax_spaces
+
+        return Spaces(*jax_spaces(self.env, self.convention))
+
+
+def made_simulator(make: Callable[..., Any], env_kwargs: dict[str, Any]) -> GivenSimulator:
+    """The simulator that a function makes."""
+    made = make(**env_kwargs)
+    if convention(made) is None:
+        raise UserError(
+            "vectorization: device needs the id of a tensor environment, a simulator, or a function that makes one; the"
+            f" function returned {type(made).__name__}, which has none of the conventions of Isaac Lab, ManiSkill,"
+            " gymnax and brax"
+        )
+    return GivenSimulator(made)
+
+
 def given(
     env: EnvInput | GivenEnv, vectorization: str = "auto", env_kwargs: dict[str, Any] | None = None
 ) -> EnvSource | GivenEnv:
     """An instance with the way to more of them; an id or a function as it is.
 
     With vectorization 'vector', a function is called once, to see how many environments its vector environment has.
+    With 'device', a function is called once: it makes a simulator.
     """
+    if convention(env) is not None:
+        return GivenSimulator(env)
     if isinstance(env, gym.Env | VectorEnv):
         return GivenEnv(env)
+    if vectorization == "device" and callable(env):
+        return made_simulator(env, env_kwargs or {})
     if vectorization == "vector" and callable(env) and not isinstance(env, VectorSource):
         made = env(**(env_kwargs or {}))
         made.close()
@@ -132,18 +215,15 @@ def fresh(source: EnvSource | GivenEnv) -> EnvSource:
     return source.fresh if isinstance(source, GivenEnv) else source
 
 
-class Spaces(NamedTuple):
-    """The spaces of an environment, as Gymnasium describes them."""
-
-    observation: gym.Space[Any]
-    action: gym.Space[Any]
-
-
-def read_spaces(source: EnvSource, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False) -> Spaces:
+def read_spaces(
+    source: EnvSource | GivenEnv, env_kwargs: dict[str, Any] | None = None, *, masks: bool = False
+) -> Spaces:
     """The spaces of an environment, which is made for that purpose and closed again.
 
     With `masks`, a mask that the environment gives in info counts as part of the observation.
     """
+    if isinstance(source, GivenEnv):
+        return source.spaces()
     if isinstance(source, VectorSource):
         with closing(source(**(env_kwargs or {}))) as vector:
             return Spaces(vector.single_observation_space, vector.single_action_space)

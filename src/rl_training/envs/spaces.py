@@ -127,10 +127,10 @@ class ObsEncoder:
     write_rows: Callable[[list[Any], Any], None]
 
     def __init__(self, space: spaces.Space[Any], masks: bool = False) -> None:
-        self._all = _leaves(space)
-        mask = [leaf for leaf in self._all if masks and leaf.path[:1] == (MASK,)]
-        vectors = [leaf for leaf in self._all if not leaf.image and leaf not in mask]
-        images = [leaf for leaf in self._all if leaf.image and leaf not in mask]
+        self.leaves = _leaves(space)
+        mask = [leaf for leaf in self.leaves if masks and leaf.path[:1] == (MASK,)]
+        vectors = [leaf for leaf in self.leaves if not leaf.image and leaf not in mask]
+        images = [leaf for leaf in self.leaves if leaf.image and leaf not in mask]
         size = 0
         for leaf in vectors:
             leaf.offset, size = size, size + leaf.size
@@ -147,8 +147,8 @@ class ObsEncoder:
         if mask:
             self._split_mask(mask)
         self.write, self.write_rows = self._write, self._write_rows
-        only = self._all[0] if self._all else None
-        if len(self._all) == 1 and only is not None and not only.path and only.one_hot is None:
+        only = self.leaves[0] if self.leaves else None
+        if len(self.leaves) == 1 and only is not None and not only.path and only.one_hot is None:
             if only.image:
                 if not only.flags:
                     self.write = _image_writer(only.shape, only.channels_last)
@@ -162,7 +162,7 @@ class ObsEncoder:
             leaf.to_mask(size)
             size += leaf.size
         if not isinstance(self.spec, dict):
-            image = next((leaf.image for leaf in self._all if leaf.image and leaf.image != MASK), "")
+            image = next((leaf.image for leaf in self.leaves if leaf.image and leaf.image != MASK), "")
             self.spec = {image or "vector": self.spec}
         self.spec = {**self.spec, MASK: ArraySpec((size,), "uint8")}
 
@@ -170,13 +170,13 @@ class ObsEncoder:
         """Position of the goals, if observations follow Gymnasium's goal API and goals are vectors."""
 
         def place(key: str) -> tuple[int, int] | None:
-            leaves = [leaf for leaf in self._all if leaf.path[:1] == (key,)]
+            leaves = [leaf for leaf in self.leaves if leaf.path[:1] == (key,)]
             if not leaves or any(leaf.image for leaf in leaves):
                 return None
             return leaves[0].offset, leaves[-1].offset + leaves[-1].size
 
         achieved, desired = place("achieved_goal"), place("desired_goal")
-        if not achieved or not desired or not any(leaf.path[:1] == ("observation",) for leaf in self._all):
+        if not achieved or not desired or not any(leaf.path[:1] == ("observation",) for leaf in self.leaves):
             return None
         return GoalSpec(achieved, desired) if achieved[1] - achieved[0] == desired[1] - desired[0] else None
 
@@ -196,14 +196,14 @@ class ObsEncoder:
         """Encode a batch in the layout of Gymnasium's vector environments: the leaves have a leading batch axis."""
         if out is None:
             first = obs
-            for key in self._all[0].path:
+            for key in self.leaves[0].path:
                 first = first[key]
             out = self.empty(len(first))
         self._fill(obs, out)
         return out
 
     def _fill(self, obs: Any, out: Obs, single: bool = False) -> None:
-        for leaf in self._all:
+        for leaf in self.leaves:
             value = obs
             for key in leaf.path:
                 value = value[key]

@@ -10,7 +10,7 @@ import torch
 
 from rl_training.algorithms.acting import reset_carry, start_carry
 from rl_training.algorithms.base import Algorithm, TrainState
-from rl_training.envs.given import VectorSource
+from rl_training.envs.given import GivenEnv, VectorSource
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.ops import rng
@@ -31,12 +31,13 @@ class Evaluator:
     """Runs the same `episodes` episodes for each seed every time."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], env_id: EnvSource, seeds: Sequence[int], episodes: int,
+        self, algorithm: Algorithm[Any], env_id: EnvSource | GivenEnv, seeds: Sequence[int], episodes: int,
         env_kwargs: dict[str, Any] | None = None, *, max_envs: int = 20, deterministic: bool = True,
     ) -> None:  # fmt: skip
         self.algorithm, self.env_id, self.seeds, self.episodes = algorithm, env_id, tuple(seeds), episodes
         self.env_kwargs, self.deterministic = env_kwargs, deterministic
-        self.width = env_id.num_envs if isinstance(env_id, VectorSource) else min(episodes, max_envs)
+        fixed = env_id.num_envs if isinstance(env_id, VectorSource | GivenEnv) else None
+        self.width = fixed or min(episodes, max_envs)
         self.quota = [episodes // self.width + (n < episodes % self.width) for n in range(self.width)]
         self._envs: VectorEnv | None = None
 

@@ -142,7 +142,7 @@ class TD3(ContinuousControl[D]):
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
         """The state with new policy and targets, and metrics."""
-        hp, obs, weights, extra = self.hp, batch["obs"], batch["weights"], state.extra
+        obs, weights, extra = batch["obs"], batch["weights"], state.extra
         critic, stream = state.params["critic"], self.critic.stream(key, POLICY)
 
         def actor_loss(params: Tensor) -> tuple[Tensor, Extra]:
@@ -152,8 +152,12 @@ class TD3(ContinuousControl[D]):
             return weighted_mean(self.regularizer.policy_loss(value, action, batch), weights), renewed
 
         state, loss, renewed = self.descend(state, "actor", actor_loss)
-        slow = {name: polyak(old, state.params[name], hp.tau) for name, old in state.target.items()}
-        return state._replace(target=slow, extra={**extra, **renewed}), {"actor_loss": loss}
+        return self.follow(state._replace(extra={**extra, **renewed})), {"actor_loss": loss}
+
+    def follow(self, state: TrainState) -> TrainState:
+        """The state with target networks that have moved towards the others."""
+        slow = {name: polyak(old, state.params[name], self.hp.tau) for name, old in state.target.items()}
+        return state._replace(target=slow)
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action."""

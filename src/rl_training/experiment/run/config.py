@@ -63,7 +63,7 @@ class TrainConfig(BaseModel):
     """How updates run: eager, recorded, compile or cudagraph; auto chooses by the device and the length of the run."""
     num_envs: int | None = Field(None, ge=1, le=65536)
     """Environments of each seed; empty: the algorithm's default."""
-    vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"] = "auto"
+    vectorization: Literal["auto", "sync", "threads", "async", "vector", "envpool", "device"] = "auto"
     """How the environments are stepped."""
     cluster: ClusterSettings | None = None
     """Distribute the run with Ray: {actors: 8, envs_per_actor: 16, ...} (docs/scale.md); empty: this process alone."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_training import registry
 from rl_training.cluster.plan import cluster_envs
-from rl_training.envs.given import EnvInput, GivenEnv, VectorSource, fresh, given
+from rl_training.envs.given import EnvInput, GivenEnv, GivenSimulator, VectorSource, fresh, given
 from rl_training.envs.vector import VectorEnv
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.envs.wrappers import wrapped
@@ -27,6 +27,8 @@ def with_env(config: TrainConfig, env: EnvInput | GivenEnv | None) -> tuple[Trai
             raise UserError("env_kwargs are arguments for making an environment, and this one exists: leave them out")
         source.check(config.vectorization)
         config = config.model_copy(update={"env_kwargs": source.arguments})
+    if isinstance(source, GivenSimulator):
+        config = config.model_copy(update={"vectorization": "device"})
     if isinstance(source, GivenEnv | VectorSource) and source.num_envs is not None:
         if config.num_envs not in (None, source.num_envs):
             raise UserError(
@@ -47,7 +49,7 @@ def _with_kind_defaults(config: TrainConfig, source: EnvSource | GivenEnv) -> Tr
         return config
     config.hyper()  # wrong settings are reported before an environment is made
     like = fresh(source)
-    single = config.vectorization in ("auto", "sync", "async") and not isinstance(like, VectorSource)
+    single = config.vectorization in ("auto", "sync", "threads", "async") and not isinstance(like, VectorSource)
     with closing(
         make_vector_env(
             like, seeds=(0,), num_envs=1 if single else config.num_envs or algorithm.Hyper.num_envs,

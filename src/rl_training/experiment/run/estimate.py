@@ -17,7 +17,9 @@ from rl_training.experiment.run.process import compute_settings
 from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.machine import usable_cpus
-from rl_training.ops.tree import tree_items
+from rl_training.ops.tree import tree_items, tree_map
+from rl_training.runtime.learners.base import Learner, one_seed
+from rl_training.runtime.learners.rollout import RolloutLearner
 
 PROBE_SECONDS = 3.0
 
@@ -44,7 +46,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
             del trainer
             if device.type == "cuda":  # torch would keep the memory for this process
                 torch.cuda.empty_cache()
-    total = sizes["learning"] + sizes["stored"]
+    total = sizes["tensors"] + sizes["batch"]  # a rollout is prepared anew while the last one is still there
     on_gpu = device.type == "cuda"
     evaluations = 1 + (config.total_timesteps - 1) // config.eval_interval if config.eval_interval else 1
     eta = None
@@ -66,7 +68,10 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
         "replay_ratio": updates * getattr(hyper, "batch_size", 0) / config.total_timesteps,  # uses of each transition
         "ram_bytes": libraries + (0 if on_gpu else total),
         "vram_bytes": (max(total, measured["vram_bytes"]) if measured else total) if on_gpu else 0,
-        "stored_bytes": sizes["stored"],
+        "tensor_bytes": sizes["tensors"],
+        "stored_bytes": sizes["stored"],  # the replay buffer or the rollout
+        "environment_bytes": sizes["environments"],
+        "batch_bytes": sizes["batch"],  # the prepared rollout, with the order of its minibatches
         "checkpoint_bytes": sizes["checkpoint"],
         # The checkpoints that are kept, the one being written, and the best policy.
         "disk_bytes": sizes["checkpoint"] * (config.keep_checkpoints + 1) + sizes["learning"],
@@ -78,7 +83,7 @@ def plan(config: TrainConfig, *, probe: bool = True, seconds: float = PROBE_SECO
 
 def _cores(config: TrainConfig) -> int:
     """Cores that a run keeps busy: its own, and one for each environment that is stepped beside it."""
-    beside = config.vectorization in ("async", "vector", "envpool")
+    beside = config.vectorization in ("async", "threads", "vector", "envpool")
     return min(1 + len(config.all_seeds) * (config.num_envs or 1) * beside, usable_cpus())
 
 
@@ -89,9 +94,33 @@ def _sizes(trainer: Trainer) -> dict[str, int]:
     if "replay" in groups:  # with as many rows as at the end of the run
         groups["replay"] = saved_tensors(store, data, loop.total // loop.num_envs)
     saved = sum(x.nbytes for group in groups.values() for x in group.values())
-    stored, learning = (sum(x.nbytes for _, x in tree_items(tree)) for tree in (data, loop.learner.train))
-    parameters = sum(net.size for net in trainer.algorithm.nets.values())
-    return {"stored": stored, "checkpoint": saved, "learning": learning, "parameters": parameters}
+    tree, inputs = loop.learner.tree, loop.learner.inputs
+    around = {name: tree[name] for name in ("env", "obs", "actions", "extras", "carry") if name in tree}
+    environments, batch = _bytes((around, inputs)), _batch_bytes(loop.learner)
+    return {
+        "stored": _bytes(data), "checkpoint": saved, "learning": _bytes(loop.learner.train), "batch": batch,
+        "environments": environments, "tensors": _bytes((tree, inputs)) + batch,
+        "parameters": sum(net.size for net in trainer.algorithm.nets.values()),
+    }  # fmt: skip
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.nbytes for _, x in tree_items(tree))
+
+
+def _batch_bytes(learner: Learner) -> int:
+    """Bytes of the batch that an on-policy algorithm makes of a rollout, and that stays for its minibatches: prepared
+    for a few steps, because every step takes the same. 0 for other algorithms."""
+    if not isinstance(learner, RolloutLearner):
+        return 0
+    algorithm, store, seeds = learner.algorithm, learner.store, len(learner.seeds)
+    steps: int = algorithm.hp.chunk
+    train, data, key = one_seed((learner.train, learner.tree["data"], learner.tree["keys"]), 0)
+    few = tree_map(lambda x: x[:steps], store.whole(data))
+    with torch.no_grad():
+        batch = algorithm.prepare(train, few, key)[1]
+    order = batch["weights"].shape[0] * torch.int64.itemsize
+    return (_bytes(batch) + order) * (store.rows // steps) * seeds + seeds * torch.int64.itemsize
 
 
 def _probe(trainer: Trainer, seconds: float) -> dict[str, Any]:

@@ -97,10 +97,21 @@ def choose_device(requested: str) -> torch.device:
     return device
 
 
+def trial_runs(fn: Callable[..., Any], args: tuple[Any, ...], keep: Any, times: int = 3) -> None:
+    """Run `fn` a few times and restore `keep` each time. So each run writes to the same stored rows, which the first
+    real call overwrites. If the counts were restored only at the end, the later runs would write to the next rows; at
+    the end of a rollout, these are its first ones."""
+    saved = tree_map(lambda x: x.clone(), keep)
+    for _ in range(times):
+        fn(*args)
+        for (_, old), (_, value) in zip(tree_items(keep), tree_items(saved)):
+            old.copy_(value)
+
+
 class CapturedGraph:
     """A function of static tensors, captured as one CUDA graph at its first call.
 
-    Capturing needs trial runs, which change the state. The state is restored afterwards.
+    Capturing needs trial runs, which change the state. The state is restored after each of them.
     """
 
     def __init__(self, fn: Callable[..., Any], device: torch.device) -> None:
@@ -109,18 +120,14 @@ class CapturedGraph:
         self.out: Any = None
 
     def capture(self, *args: Any, keep: Any) -> None:
-        saved = tree_map(lambda x: x.clone(), keep)
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.fn(*args)
+            trial_runs(self.fn, args, keep)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.out = self.fn(*args)
-        for (_, old), (_, value) in zip(tree_items(keep), tree_items(saved)):
-            old.copy_(value)
         self.graph = graph
 
     def __call__(self, *args: Any, keep: Any) -> Any:

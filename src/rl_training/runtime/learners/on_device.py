@@ -17,6 +17,33 @@ from rl_training.runtime.learners.base import ENVIRONMENT, RESET, Learner
 WINDOW = 100  # finished episodes that are remembered, at least
 
 
+def no_episodes(learner: Learner) -> dict[str, Tensor]:
+    """The statistics of episodes before the first step."""
+    shape, device = (len(learner.seeds), learner.num_envs), learner.device
+    return {
+        "running": torch.zeros(*shape, 2, device=device),
+        "recent": torch.full((*shape, math.ceil(WINDOW / learner.num_envs), 2), math.nan, device=device),
+        "finished": torch.zeros(shape, dtype=torch.int64, device=device),
+    }
+
+
+def count_episodes(env: dict[str, Any], rewards: Tensor, ended: Tensor) -> dict[str, Tensor]:
+    """The statistics of one seed after a step."""
+    running, over = env["running"] + torch.stack([rewards, torch.ones_like(rewards)], -1), ended.unsqueeze(-1)
+    shifted = torch.cat([running.unsqueeze(1), env["recent"][:, :-1]], 1)
+    return {
+        "running": torch.where(over, 0.0, running),
+        "recent": torch.where(over.unsqueeze(-1), shifted, env["recent"]),
+        "finished": env["finished"] + ended,
+    }
+
+
+def step_scalars(rewards: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
+    """The `scalars` of a learner's inputs: every row is a transition, and counts."""
+    yes = torch.ones_like(rewards)
+    return torch.stack([rewards, terminated.float(), truncated.float(), yes, yes], -1)
+
+
 class DeviceEnvs:
     """Adds the environments of a learner to its tree, and the functions that step them.
 
@@ -31,13 +58,7 @@ class DeviceEnvs:
         reset = learner.per_seed(lambda key: self.env.reset(rng.fold(key, RESET), self.count))
         with torch.no_grad():
             state, obs = reset(keys)
-        shape, device = (len(keys), self.count), learner.device
-        learner.tree["env"] = {
-            "state": tree_map(torch.clone, state),
-            "running": torch.zeros(*shape, 2, device=device),
-            "recent": torch.full((*shape, math.ceil(WINDOW / self.count), 2), math.nan, device=device),
-            "finished": torch.zeros(shape, dtype=torch.int64, device=device),
-        }
+        learner.tree["env"] = {"state": tree_map(torch.clone, state), **no_episodes(learner)}
         inputs = learner.inputs
         copy_into(inputs["obs"], obs)
         copy_into(inputs["final_obs"], obs)
@@ -53,16 +74,8 @@ class DeviceEnvs:
         def one(env: dict[str, Any], actions: Tensor, key: Tensor, step: Tensor) -> Any:
             out = self.env.step(env["state"], actions, rng.fold(rng.fold(key, ENVIRONMENT), step))
             ended = out.terminated ^ out.truncated  # never both
-            yes = torch.ones_like(out.rewards)  # every row is a transition, and counts
-            running, over = env["running"] + torch.stack([out.rewards, yes], -1), ended.unsqueeze(-1)
-            shifted = torch.cat([running.unsqueeze(1), env["recent"][:, :-1]], 1)
-            after = {
-                "state": out.state,
-                "running": torch.where(over, 0.0, running),
-                "recent": torch.where(over.unsqueeze(-1), shifted, env["recent"]),
-                "finished": env["finished"] + ended,
-            }
-            scalars = torch.stack([out.rewards, out.terminated.float(), out.truncated.float(), yes, yes], -1)
+            after = {"state": out.state, **count_episodes(env, out.rewards, ended)}
+            scalars = step_scalars(out.rewards, out.terminated, out.truncated)
             return after, {"obs": out.obs, "final_obs": out.final_obs, "scalars": scalars}
 
         learner = self.learner
@@ -85,6 +98,12 @@ class DeviceEnvs:
         if times not in self._turns:
             self._turns[times] = self.learner.executor.wrap(self.turn_fn, self._changes, times=times)
         self._turns[times](self.learner.tree, self.learner.inputs)
+
+    def prepare(self) -> None:
+        """Called before turns that follow something else: nobody else steps these environments."""
+
+    def on_episodes(self) -> None:
+        """Called when statistics of episodes are read, if there are any: there is nothing to say."""
 
     def stored(self) -> None:
         """The loaded transition has been stored: the next turn must not store it again."""
