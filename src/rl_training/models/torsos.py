@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import UserError
 from rl_training.models.layers import ACTIVATIONS, Chain, Keyed, call, dense, orthogonal
+from rl_training.models.residual import Network, residual_layers
 from rl_training.spec import ArraySpec, EnvSpec
 
 Obs = Tensor | dict[str, Tensor]
@@ -207,13 +208,17 @@ def observation_encoder(
 def torso(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
     cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0, hidden_after_cnn: bool = False, layer_norm: bool = False,
+    network: Network = "mlp",
 ) -> tuple[nn.Module, int]:  # fmt: skip
     """(network, output size): encoder and hidden layers, noisy if `sigma` > 0. Images have no hidden layers after the
-    CNN unless `hidden_after_cnn`."""
+    CNN unless `hidden_after_cnn`. `network` chooses between plain hidden layers and residual blocks."""
     encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width, sigma=sigma)
     if isinstance(encoder, ConvolutionalNetwork) and not hidden_after_cnn:
         return encoder, size
-    hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
+    if network == "mlp":
+        hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
+    else:
+        hidden = nn.Sequential(*residual_layers(network, size, hidden_sizes, activation))
     out = hidden_sizes[-1] if hidden_sizes else size
     return (hidden, out) if isinstance(encoder, nn.Identity) else (Chain(encoder, hidden), out)
 
