@@ -95,6 +95,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {  # of one name, not of all that share its class
     "simba": {"critic_hidden_sizes": [16]},
+    "bro": {"critic_hidden_sizes": [16], "num_quantiles": 5},
 }
 RUNS: dict[str, dict[str, Any]] = {  # of runs only: an algorithm by itself keeps its own rhythm
     "redq": {"gradient_steps": 3, "policy_delay": 2},

@@ -132,6 +132,8 @@ _TABLE: tuple[Entry, ...] = (
                 num_critics=2, dropout=0.01, layer_norm=True),
     _continuous("tqc", "TQC", "tqc:TQC", "SAC with truncated quantile critics (Kuznetsov et al. 2020)"),
     _continuous("crossq", "CrossQ", "crossq:CrossQ", "SAC with batch norm and no target networks (Bhatt et al. 2024)"),
+    _continuous("bro", "BRO", "bro:BRO",
+                "SAC with large quantile critics, resets and an optimistic policy that explores (Nauman et al. 2024)"),
     _continuous("rlpd", "RLPD", "rlpd:RLPD", "SAC on batches of half prior, half new data (Ball et al. 2023)"),
     _continuous("mpo", "MPO", "mpo:MPO", "Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018)"),
     _model_based("mbpo", "MBPO", "mbpo:MBPO", "SAC on short rollouts of a learned model (Janner et al. 2019)"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rl_training.errors import UserError
 from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, EnsembleNorm, EnsembleScalar
 from rl_training.models.residual import HEAD_GAIN, Network, of_members, orthogonal_each, residual_layers
-from rl_training.models.torsos import observation_encoder, torso
+from rl_training.models.torsos import hidden_layers, observation_encoder, torso
 from rl_training.ops import categorical, rng
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
@@ -91,6 +91,23 @@ class EnsembleCritic(nn.Module):
                 x = torch.where(keep, x * (1.0 / (1.0 - self.dropout)), 0.0)
         out: Tensor = self.head(x, members)
         return out
+
+
+class Explorer(nn.Module):
+    """The shift from an actor's mean to that of a policy that explores (BRO, Nauman et al. 2024): [B, ...], [B, A] ->
+    [B, A]. It is small at the start."""
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str, network: Network) -> None:
+        super().__init__()
+        self.encoder, size = observation_encoder(spec)
+        size += spec.action.dim
+        self.hidden = hidden_layers(network, size, hidden_sizes, activation)
+        self.head = nn.Linear(hidden_sizes[-1] if hidden_sizes else size, spec.action.dim, bias=False)
+        orthogonal_each(self.head, 0.01)
+
+    def forward(self, obs: Tensor, mean: Tensor) -> Tensor:
+        shift: Tensor = self.head(self.hidden(torch.cat([self.encoder(obs), mean], -1)))
+        return shift
 
 
 def vector_spec(obs_dim: int, action_dim: int) -> EnvSpec:

@@ -35,6 +35,13 @@ def mlp(
     return Chain(*layers) if sigma else nn.Sequential(*layers)
 
 
+def hidden_layers(network: Network, size: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """Plain hidden layers or residual blocks, without an output layer."""
+    if network == "mlp":
+        return mlp(size, hidden_sizes, activation)
+    return nn.Sequential(*residual_layers(network, size, hidden_sizes, activation))
+
+
 class ConvolutionalNetwork(Keyed):
     """Convolutions and, unless `features` is 0, one fully connected layer: uint8 [B, C, H, W] -> [B, out_features]."""
 
@@ -218,7 +225,7 @@ def torso(
     if network == "mlp":
         hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
     else:
-        hidden = nn.Sequential(*residual_layers(network, size, hidden_sizes, activation))
+        hidden = hidden_layers(network, size, hidden_sizes, activation)
     out = hidden_sizes[-1] if hidden_sizes else size
     return (hidden, out) if isinstance(encoder, nn.Identity) else (Chain(encoder, hidden), out)
 
