@@ -1,11 +1,14 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): twin critics, squashed-Gaussian actor, automatic temperature.
+"""Soft actor-critic (Haarnoja et al. 2018b): twin critics, squashed-Gaussian actor, automatic temperature. With large
+residual networks (models/residual.py), normalised observations and weight decay it is SimBa (Lee et al. 2024).
 
 The setting `critic` replaces the twin critics by another kind. REDQ, DroQ, TQC, CrossQ, RLPD, CQL, Cal-QL and EDAC are
 this class with a kind of critic and settings of their own.
 On images, actor and critics have an encoder each, as in Stable-Baselines3: the actor's loss trains the actor's, and the
 critics' loss trains theirs, which all critics of the ensemble share.
 
-Deviations: none known; the actor uses the critics just updated.
+Deviations: the actor uses the critics just updated. In SimBa, the statistics of observations are those of the replayed
+batches instead of those of each observation once, and log-deviations are clamped to [-5, 2] instead of squashed into
+[-10, 2].
 """
 
 from __future__ import annotations
