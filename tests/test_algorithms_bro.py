@@ -128,7 +128,7 @@ def test_exploring_shifts_the_mean_and_evaluation_does_not() -> None:
     torch.testing.assert_close(algorithm.select_action(state, carry, obs, KEY, explore=True)[1], explored)
     torch.testing.assert_close(algorithm.select_action(state, carry, obs, KEY, explore=False)[1], torch.tanh(mean))
     fresh = algorithm.init_state(0)  # at the start the two policies have nearly the same mean
-    assert float(algorithm.shifted(fresh.params["explorer"], obs, nets["actor"](obs))[0].abs().max()) < 0.1
+    assert float(algorithm.shifted(fresh.params["explorer"], obs, nets["actor"](obs))[0].abs().max().detach()) < 0.1
 
 
 def test_bad_settings_are_refused_in_one_sentence() -> None:

@@ -10,7 +10,7 @@ With `reset_share` below 1 the old weights are shrunk and perturbed (Ash & Adams
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -21,16 +21,26 @@ from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 
-if TYPE_CHECKING:
-    from rl_training.algorithms.base import Algorithm
-
 _RESET = 104  # random stream, beside those of algorithms/base.py
+
+
+class Restartable(Protocol):
+    """What is asked of an algorithm."""
+
+    name: ClassVar[str]
+    kept_by_resets: ClassVar[tuple[str, ...]]
+    hp: Any
+    given: bool
+
+    def phases(self) -> tuple[Any, ...]: ...
+
+    def init_state(self, seed: int) -> TrainState: ...
 
 
 class Resets:
     """When an algorithm starts again, and what its state is then."""
 
-    def __init__(self, algorithm: Algorithm[Any]) -> None:
+    def __init__(self, algorithm: Restartable) -> None:
         hp: OffPolicyHyper | None = algorithm.hp if isinstance(algorithm.hp, OffPolicyHyper) else None
         self.algorithm = algorithm
         self.every, self.at = (hp.reset_interval, frozenset(hp.reset_at)) if hp else (0, frozenset[int]())

@@ -41,7 +41,7 @@ from rl_training.spec import EnvSpec
 PROPOSAL_DEVIATION = 0.2  # of the actions that conservative critics draw near the policy's, before the tanh
 
 
-class TD3Fields(ActorCriticFields, DeterministicFields):
+class TD3Fields(DeterministicFields, ActorCriticFields):
     """Settings of TD3 on any kind of data."""
 
     num_critics: int = Field(2, ge=1)
