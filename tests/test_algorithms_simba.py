@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ACTION_DIM, OBS_DIM, batch_for, make_algorithm
+from helpers import ACTION_DIM, ACTIONS, OBS_DIM, batch_for, make_algorithm
 from torch import Tensor
 
 from rl_training import registry
@@ -144,6 +144,19 @@ def test_every_family_takes_the_networks(name: str) -> None:
     assert all(not torch.equal(after.params[n], flat) for n, flat in state.params.items())
 
 
+@pytest.mark.parametrize("name", ["dqn", "dueling_dqn", "c51_dqn", "qr_dqn", "iqn", "fqf", "drqn"])
+def test_value_networks_have_the_blocks_before_their_heads(name: str) -> None:
+    algorithm = make_algorithm(name, network="simba", hidden_sizes=[8, 8])
+    network = algorithm.modules["q"]
+    block = 16 + linear(8, 32) + linear(32, 8)
+    assert count(network.torso) == linear(OBS_DIM, 8) + 2 * block + 16
+    if name == "dueling_dqn":
+        assert count(network) == count(network.torso) + linear(8, ACTIONS) + linear(8, 1)
+    state = algorithm.init_state(0)
+    after, _ = algorithm.train_step(state, batch_for(algorithm), KEY)
+    assert not torch.equal(after.params["q"], state.params["q"])
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
@@ -152,6 +165,8 @@ def test_every_family_takes_the_networks(name: str) -> None:
         ("sac", {"layer_norm": True}, "layer_norm does not go with network: simba"),
         ("sac", {"critic": {"kind": "twin", "norm_last": True}}, "norm_last does not go with network: simba"),
         ("redq", {"dropout": 0.1}, "dropout does not go with network: simba"),
+        ("dqn", {"noisy": True}, "noisy does not go with network: simba"),
+        ("drqn", {"layer_norm": True}, "layer_norm does not go with network: simba"),
         ("crossq", {}, "does not go with renormalised critics"),
     ],
 )

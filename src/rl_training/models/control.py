@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.errors import UserError
 from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, EnsembleNorm, EnsembleScalar
-from rl_training.models.residual import HEAD_GAIN, Network, of_members, orthogonal_each, residual_layers
+from rl_training.models.residual import HEAD_GAIN, Network, check_network, of_members, orthogonal_each, residual_layers
 from rl_training.models.torsos import hidden_layers, observation_encoder, torso
 from rl_training.ops import categorical, rng
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
@@ -57,12 +56,7 @@ class EnsembleCritic(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.members, self.dropout = members, dropout
-        asked = {"layer_norm": layer_norm, "norm_last": norm_last, "dropout": dropout > 0.0}
-        if network != "mlp" and any(asked.values()):
-            name = next(name for name, wanted in asked.items() if wanted)
-            raise UserError(
-                f"{name} does not go with network: {network}, which has LayerNorm of its own; switch it off"
-            )
+        check_network(network, hidden_sizes, layer_norm=layer_norm, norm_last=norm_last, dropout=dropout > 0.0)
         self.encoder, size = observation_encoder(spec)
         size += spec.action.dim
         layers: list[nn.Module] = []

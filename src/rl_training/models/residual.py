@@ -22,8 +22,11 @@ EXPANSION = 4  # of the inner layer of a simba block
 HEAD_GAIN = {"simba": 1.0, "bro": math.sqrt(2.0)}  # of the orthogonal output layer
 
 
-def check_network(network: Network, sizes: Sequence[int]) -> None:
-    """Raise UserError for sizes that a network cannot have."""
+def check_network(network: Network, sizes: Sequence[int], **options: bool) -> None:
+    """Raise UserError for sizes and options that a network cannot have."""
+    asked = [name for name, wanted in options.items() if wanted]
+    if network != "mlp" and asked:
+        raise UserError(f"{asked[0]} does not go with network: {network}, which has its own layers: switch it off")
     if network != "mlp" and len({*sizes}) != 1:
         raise UserError(
             f"network: {network} needs one width for each block, all the same, such as [512, 512]; got {list(sizes)}"
