@@ -94,6 +94,10 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
                                     "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
 }  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {  # of one name, not of all that share its class
+    "simba": {"critic_hidden_sizes": [16]},
+    "bro": {"critic_hidden_sizes": [16], "num_quantiles": 5},
+}
 RUNS: dict[str, dict[str, Any]] = {  # of runs only: an algorithm by itself keeps its own rhythm
     "redq": {"gradient_steps": 3, "policy_delay": 2},
 }
@@ -118,7 +122,7 @@ def small_fields(name: str) -> dict[str, Any]:
         raise KeyError(f"{name}: tests/helpers.py does not know the loop '{entry.loop}'; add it to SMALL and batch_for")
     family = {k: v for base, v in PER_ALGORITHM.items() if _shares_class(name, base) for k, v in v.items()}
     known = entry.load().Hyper.model_fields
-    return {**{k: v for k, v in SMALL[entry.loop].items() if k in known}, **family}
+    return {**{k: v for k, v in SMALL[entry.loop].items() if k in known}, **family, **VARIANTS.get(name, {})}
 
 
 def _shares_class(name: str, base: str) -> bool:

@@ -32,6 +32,7 @@ CRITICS: dict[str, Any] = {
     "dropout": {"kind": "dropout", "dropout": 0.2},
     "quantile": {"kind": "quantile", "num_quantiles": 5, "top_quantiles_to_drop_per_net": 1},
     "renorm": {"kind": "renorm", "critic_hidden_sizes": [8]},
+    "hl_gauss": {"kind": "hl_gauss", "num_atoms": 21, "v_min": -20.0, "v_max": 20.0},
     "conservative": {"kind": "conservative", "num_actions": 3},
     "conservative quantiles": {
         "kind": "conservative",
@@ -106,6 +107,11 @@ def test_updates_are_deterministic_and_seeds_are_an_axis(name: str, critic: str)
 # --- what each kind computes, by hand --------------------------------------------------------------------------------
 
 
+def mean_of_bins(logits: torch.Tensor) -> torch.Tensor:
+    """The expectation over the centres of 21 bins between -20 and 20."""
+    return (logits.softmax(-1) * ((torch.arange(21) + 0.5) * 40.0 / 21.0 - 20.0)).sum(-1)
+
+
 def next_values(algorithm: Any, state: Any, batch: Any, critic: str, action: torch.Tensor, key: torch.Tensor) -> Any:
     """Value of the next action [B] by the rule of each kind's paper; `key` is the one that the loss is given."""
     net, next_obs = algorithm.nets["critic"], batch["next_obs"]
@@ -124,6 +130,8 @@ def next_values(algorithm: Any, state: Any, batch: Any, critic: str, action: tor
         dropped = 2 if critic == "quantile" else 6  # one of five for each of two critics; two of 25 for each of three
         pooled = q.permute(1, 0, 2).flatten(1).sort(-1).values
         return pooled[:, :-dropped].mean(-1)
+    if critic == "hl_gauss":
+        return mean_of_bins(q).amin(0)
     return q.amin(0)
 
 
@@ -153,10 +161,10 @@ def test_the_bonus_of_sac_is_added_to_the_next_value(critic: str) -> None:
     torch.testing.assert_close(report.target, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("critic", [name for name in CRITICS if "quantile" not in name])
+@pytest.mark.parametrize("critic", [name for name in CRITICS if "quantile" not in name and name != "hl_gauss"])
 def test_losses_are_squared_errors_which_sac_halves(critic: str) -> None:
-    """Unless a penalty comes on top, whose weight is that of CORL, which does not halve. Quantile critics have a loss
-    of their own (test_algorithms_tqc.py)."""
+    """Unless a penalty comes on top, whose weight is that of CORL, which does not halve. Quantile critics and
+    classifiers have losses of their own (test_algorithms_tqc.py, test_algorithms_hl_gauss.py)."""
     for name, factor in (("sac", 1.0 if critic.startswith(("conservative", "diverse")) else 0.5), ("td3", 1.0)):
         algorithm, state, batch = parts(name, critic)
         plain = getattr(algorithm.critic, "base", algorithm.critic)
@@ -183,6 +191,7 @@ def test_what_the_policy_climbs(critic: str) -> None:
         params, extra, obs, actions = state.params["critic"], state.extra, batch["obs"], batch["actions"]
         more = (extra["critic_norm"],) if critic == "renorm" else ()
         q = algorithm.nets["critic"](params, obs, actions, *more)
+        q = mean_of_bins(q) if critic == "hl_gauss" else q
         q = q[0] if critic == "renorm" else q.mean(-1) if "quantile" in critic else q  # [E, B]
         by_mean = critic == "subset" or "dropout" in critic or "quantile" in critic
         reported = q.mean(0) if by_mean else q.amin(0)
@@ -270,10 +279,11 @@ def test_num_critics_of_td3_is_that_of_twin_critics() -> None:
     assert members("td3", num_critics=4, critic={"kind": "twin", "num_critics": 3}) == 3
     assert members("td3", num_critics=4, critic={"kind": "conservative"}) == 4
     assert members("td3", num_critics=4, critic="quantile") == 2
+    assert members("ddpg", critic="hl_gauss") == 1
     assert members("sac", critic={"kind": "twin", "num_critics": 5}) == 5
 
 
-@pytest.mark.parametrize("critic", ["quantile", "renorm", "conservative"])
+@pytest.mark.parametrize("critic", ["quantile", "renorm", "hl_gauss", "conservative"])
 def test_a_run_with_another_critic_can_be_loaded(critic: str, tmp_path: Path) -> None:
     config = config_for("td3", tmp_path, total_timesteps=60, algo_kwargs={"critic": CRITICS[critic]})
     result = Trainer(config, progress=False).run()
@@ -291,6 +301,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("sac", 3, r"critic = 3: give the name of a kind"),
     ("td3", {"kind": "quantile", "num_quantile": 5}, r"unknown key 'num_quantile'\. Did you mean 'num_quantiles'\?"),
     ("td3", {"kind": "quantile", "num_quantiles": 0}, "num_quantiles = 0: should be greater than or equal to 1"),
+    ("sac", {"kind": "hl_gauss", "v_min": 1.0, "v_max": -1.0}, "v_min = 1 must be below v_max = -1"),
     ("td3", {"kind": "quantile", "num_quantiles": 2}, "leaves nothing of num_quantiles = 2"),
     ("sac", {"kind": "dropout", "dropout": 1.0}, r"dropout = 1\.0: should be less than 1"),
     (

@@ -107,7 +107,7 @@ def test_near_words_are_suggested(word, near):
     assert did_you_mean(word, known) == f" Did you mean '{near}'?"
 
 
-@pytest.mark.parametrize("word", ["use_sde", "lr", "epsilon", "network", "banana", "model", "verbose", "xyz"])
+@pytest.mark.parametrize("word", ["use_sde", "lr", "epsilon", "banana", "model", "verbose", "xyz"])
 def test_far_words_get_no_suggestion(word):
     from rl_training.algorithms import SAC as Bare
 

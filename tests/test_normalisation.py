@@ -16,7 +16,7 @@ from rl_training.experiment.run.config import make_config
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.experiment.tools.export import export
 from rl_training.experiment.tools.verify_resume import verify_resume
-from rl_training.models.control import EnsembleNorm
+from rl_training.models.layers import EnsembleNorm
 from rl_training.registry import entries
 from rl_training.spec import ArraySpec
 

@@ -247,7 +247,7 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
 
 
 VECTORS_ONLY = {"airl", "bcq", "combo", "decision_transformer", "edac", "gail", "mbpo", "mopo", "pets"}
-NORMALISED = {"ars", "openai_es", "td3_bc"}  # by default: with normalize_observations false they take images
+NORMALISED = {"ars", "openai_es", "simba", "td3_bc"}  # by default: with normalize_observations false they take images
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

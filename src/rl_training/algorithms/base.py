@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.acting import Expert, RunningEpisodes
 from rl_training.algorithms.hyper import H, Hyper, NetworkHyper, OffPolicyHyper, parse_hyper
 from rl_training.algorithms.phases import ReplayPhase, RolloutPhase, Step
+from rl_training.algorithms.resets import Resets
 from rl_training.algorithms.state import Aux, Choice, Obs, TrainState, Tree, count_rows
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.storage import Batch, Columns
@@ -61,6 +62,8 @@ class Algorithm(Generic[H]):
     only_network: ClassVar[str] = ""  # the name of the network, where there is only one
     compiled_as: ClassVar[Literal["graph", "unrolled", "pieces"]] = "graph"
     """The whole update as one graph, one graph with a recurrent loop written out (slow to compile), or only pieces."""
+    kept_by_resets: ClassVar[tuple[str, ...]] = ("observations", "support")
+    """Entries of `extra` that describe the data, not the networks, and that a reset therefore keeps."""
     batch_columns: ClassVar[tuple[str, ...]] = ()  # columns of a batch that is not made of transitions, rows first
     dataset_columns: ClassVar[tuple[str, ...]] = ()  # more columns to read from a dataset: returns, next_actions
     # Its policy.
@@ -83,7 +86,7 @@ class Algorithm(Generic[H]):
         self.check(spec)
         self.modules = self.named_networks(given) if given is not None else self._seeded_networks(seed)
         self.nets = {name: Net(module).to(self.device) for name, module in self.modules.items()}
-        self._given = given is not None
+        self.given = given is not None  # were the networks handed in?
         self.setup()
 
     # --- what an algorithm defines -----------------------------------------------------------------------------
@@ -230,7 +233,7 @@ class Algorithm(Generic[H]):
         return kind(self.spec, seed=self.seed, device=self.device, num_envs=self.num_envs, **shared)
 
     def init_state(self, seed: int) -> TrainState:
-        modules = self.modules if self._given else self._seeded_networks(seed)
+        modules = self.modules if self.given else self._seeded_networks(seed)
         params = {name: net.flatten(modules[name]).to(self.device) for name, net in self.nets.items()}
         return TrainState(
             params=params,
@@ -302,7 +305,7 @@ class Shell:
     def __init__(self, algorithm: Algorithm[Any]) -> None:
         self.algorithm = algorithm
         self.state = algorithm.init_state(algorithm.seed)
-        self.episodes = RunningEpisodes(algorithm)
+        self.episodes, self.resets = RunningEpisodes(algorithm), Resets(algorithm)
         self.last_td_errors: Tensor | None = None
         self._calls = 0  # of `act`
 
@@ -312,6 +315,8 @@ class Shell:
         algorithm = self.algorithm
         key = rng.fold(rng.key_from_seed(algorithm.seed, _UPDATE).to(algorithm.device), self.state.step)
         self.state, aux = (step or algorithm.train_step)(self.state, self.standard_batch(batch), key)
+        if self.resets.wanted and self.resets.due(int(self.state.step)):
+            self.state = self.resets.apply(self.state, algorithm.seed)
         self.last_td_errors = aux.priority
         self._write_modules()
         return UpdateResult({k: float(v) for k, v in aux.metrics.items()}, 1)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, EnsembleScalar
-from rl_training.models.torsos import observation_encoder, torso
+from rl_training.models.layers import ACTIVATIONS, EnsembleLinear, EnsembleNorm, EnsembleScalar
+from rl_training.models.residual import HEAD_GAIN, Network, check_network, of_members, orthogonal_each, residual_layers
+from rl_training.models.torsos import hidden_layers, observation_encoder, torso
 from rl_training.ops import categorical, rng
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec
 
@@ -20,11 +21,18 @@ class Actor(nn.Module):
     On images it has an encoder of its own, which its own loss trains. For continuous actions, the hidden layers follow.
     """
 
-    def __init__(self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int], activation: str = "relu") -> None:
+    def __init__(
+        self, spec: EnvSpec, outputs: int, hidden_sizes: Sequence[int], activation: str = "relu",
+        network: Network = "mlp",
+    ) -> None:  # fmt: skip
         super().__init__()
         continuous = spec.action.kind == "box"
-        self.torso, self.features = torso(spec, hidden_sizes, activation, hidden_after_cnn=continuous)
+        self.torso, self.features = torso(
+            spec, hidden_sizes, activation, hidden_after_cnn=continuous, network=network
+        )  # fmt: skip
         self.head = nn.Linear(self.features, outputs)
+        if network != "mlp":
+            orthogonal_each(self.head, HEAD_GAIN[network])
 
     def forward(self, obs: Tensor, with_features: bool = False) -> Any:
         """Outputs [B, outputs]; `with_features` adds the features [B, F], which state-dependent exploration uses."""
@@ -33,58 +41,67 @@ class Actor(nn.Module):
         return (out, features) if with_features else out
 
 
-class EnsembleNorm(nn.Module):
-    """LayerNorm with a separate scale and shift for each member: [E, B, D] -> [E, B, D]."""
-
-    def __init__(self, members: int, features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(members, 1, features))
-        self.bias = nn.Parameter(torch.zeros(members, 1, features))
-
-    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
-        x = nn.functional.layer_norm(x, x.shape[-1:])
-        if members is None:
-            return x * self.weight + self.bias
-        return x * self.weight[members] + self.bias[members]
-
-
 class EnsembleCritic(nn.Module):
     """E critics Q(s, a) as batched products: [B, ...], [B, A] -> [E, B]; [E, B, Z] with Z outputs (quantiles, atoms).
 
     The members share the encoder of images. LayerNorm comes before the activation, or after it with `norm_last`.
-    `members` selects the critics to evaluate; dropout is on with a `key`.
+    `members` selects the critics to evaluate; dropout is on with a `key`. `network` chooses between plain hidden layers
+    and residual blocks, which have LayerNorm of their own.
     """
 
     def __init__(
         self, spec: EnvSpec, members: int, hidden_sizes: Sequence[int], activation: str = "relu",
         layer_norm: bool = False, dropout: float = 0.0, outputs: int = 1, norm_last: bool = False,
+        network: Network = "mlp",
     ) -> None:  # fmt: skip
         super().__init__()
         self.members, self.dropout = members, dropout
+        check_network(network, hidden_sizes, layer_norm=layer_norm, norm_last=norm_last, dropout=dropout > 0.0)
         self.encoder, size = observation_encoder(spec)
         size += spec.action.dim
         layers: list[nn.Module] = []
-        for width in hidden_sizes:
+        for width in hidden_sizes if network == "mlp" else ():
             norm: list[nn.Module] = [EnsembleNorm(members, width)] if layer_norm else []
             active = ACTIVATIONS[activation]()
             after = [active, *norm] if norm_last else [*norm, active]
             layers += [EnsembleLinear(members, size, width), *after]
             size = width
+        if network != "mlp":
+            layers, size = residual_layers(network, size, hidden_sizes, activation, members), hidden_sizes[-1]
         self.hidden = nn.Sequential(*layers)
         self.head = EnsembleScalar(members, size) if outputs == 1 else EnsembleLinear(members, size, outputs)
+        if network != "mlp":
+            orthogonal_each(self.head, HEAD_GAIN[network])
 
     def forward(
         self, obs: Tensor, actions: Tensor, key: Tensor | None = None, members: Tensor | slice | None = None
     ) -> Tensor:
         x = torch.cat([self.encoder(obs), actions], -1)
         for number, layer in enumerate(self.hidden):
-            x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleNorm) else layer(x)
+            x = of_members(layer, x, members)
             if self.dropout and key is not None and isinstance(layer, EnsembleLinear):
                 # DroQ: dropout, then LayerNorm, then the activation (Hiraoka et al. 2022, Fig. 1).
                 keep = rng.uniform(rng.fold(key, number), tuple(x.shape)) >= self.dropout
                 x = torch.where(keep, x * (1.0 / (1.0 - self.dropout)), 0.0)
         out: Tensor = self.head(x, members)
         return out
+
+
+class Explorer(nn.Module):
+    """The shift from an actor's mean to that of a policy that explores (BRO, Nauman et al. 2024): [B, ...], [B, A] ->
+    [B, A]. It is small at the start."""
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str, network: Network) -> None:
+        super().__init__()
+        self.encoder, size = observation_encoder(spec)
+        size += spec.action.dim
+        self.hidden = hidden_layers(network, size, hidden_sizes, activation)
+        self.head = nn.Linear(hidden_sizes[-1] if hidden_sizes else size, spec.action.dim, bias=False)
+        orthogonal_each(self.head, 0.01)
+
+    def forward(self, obs: Tensor, mean: Tensor) -> Tensor:
+        shift: Tensor = self.head(self.hidden(torch.cat([self.encoder(obs), mean], -1)))
+        return shift
 
 
 def vector_spec(obs_dim: int, action_dim: int) -> EnvSpec:
@@ -99,14 +116,15 @@ class ActorCriticModel(nn.Module):
     def __init__(
         self, spec: EnvSpec, hidden_sizes: Sequence[int] = (256, 256), *, actor_outputs: int, num_critics: int = 2,
         activation: str = "relu", layer_norm: bool = False, dropout: float = 0.0, critic_outputs: int = 1,
-        norm_last: bool = False,
+        norm_last: bool = False, network: Network = "mlp", critic_hidden_sizes: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.spec = spec
-        self.actor = Actor(spec, actor_outputs * spec.action.dim, hidden_sizes, activation)
+        self.actor = Actor(spec, actor_outputs * spec.action.dim, hidden_sizes, activation, network)
         self.critic = EnsembleCritic(
-            spec, num_critics, hidden_sizes, activation, layer_norm, dropout, critic_outputs, norm_last
-        )
+            spec, num_critics, hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes, activation,
+            layer_norm, dropout, critic_outputs, norm_last, network,
+        )  # fmt: skip
 
 
 class SACModel(ActorCriticModel):

@@ -83,6 +83,21 @@ class EnsembleScalar(nn.Module):
         return (x * self.weight[members]).sum(-1) + self.bias[members]
 
 
+class EnsembleNorm(nn.Module):
+    """LayerNorm with a separate scale and shift for each member: [E, B, D] -> [E, B, D]."""
+
+    def __init__(self, members: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(members, 1, features))
+        self.bias = nn.Parameter(torch.zeros(members, 1, features))
+
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
+        x = nn.functional.layer_norm(x, x.shape[-1:])
+        if members is None:
+            return x * self.weight + self.bias
+        return x * self.weight[members] + self.bias[members]
+
+
 class Keyed(nn.Module):
     """Base class of the modules that may contain noisy layers: `forward` takes a key too."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rl_training.errors import UserError
 from rl_training.models.layers import ACTIVATIONS, Chain, Keyed, call, dense, orthogonal
+from rl_training.models.residual import Network, check_network, residual_layers
 from rl_training.spec import ArraySpec, EnvSpec
 
 Obs = Tensor | dict[str, Tensor]
@@ -32,6 +33,13 @@ def mlp(
         layers.append(ACTIVATIONS[activation]())
         in_features = size
     return Chain(*layers) if sigma else nn.Sequential(*layers)
+
+
+def hidden_layers(network: Network, size: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """Plain hidden layers or residual blocks, without an output layer."""
+    if network == "mlp":
+        return mlp(size, hidden_sizes, activation)
+    return nn.Sequential(*residual_layers(network, size, hidden_sizes, activation))
 
 
 class ConvolutionalNetwork(Keyed):
@@ -207,13 +215,18 @@ def observation_encoder(
 def torso(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", gain: float | None = None,
     cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0, hidden_after_cnn: bool = False, layer_norm: bool = False,
+    network: Network = "mlp",
 ) -> tuple[nn.Module, int]:  # fmt: skip
     """(network, output size): encoder and hidden layers, noisy if `sigma` > 0. Images have no hidden layers after the
-    CNN unless `hidden_after_cnn`."""
+    CNN unless `hidden_after_cnn`. `network` chooses between plain hidden layers and residual blocks."""
     encoder, size = observation_encoder(spec, gain=gain, cnn=cnn, width=width, sigma=sigma)
     if isinstance(encoder, ConvolutionalNetwork) and not hidden_after_cnn:
         return encoder, size
-    hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
+    if network == "mlp":
+        hidden = mlp(size, hidden_sizes, activation, gain, layer_norm, sigma)
+    else:
+        check_network(network, hidden_sizes, layer_norm=layer_norm, noisy=sigma > 0.0)
+        hidden = hidden_layers(network, size, hidden_sizes, activation)
     out = hidden_sizes[-1] if hidden_sizes else size
     return (hidden, out) if isinstance(encoder, nn.Identity) else (Chain(encoder, hidden), out)
 
@@ -229,11 +242,16 @@ class Body(NamedTuple):
 
 def body(
     spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "relu", cnn: Cnn = "nature", width: int = 1,
-    sigma: float = 0.0, layer_norm: bool = False,
+    sigma: float = 0.0, layer_norm: bool = False, network: Network = "mlp",
 ) -> Body:  # fmt: skip
-    """The part of `torso` before its last fully connected layer: the convolutions, or all hidden layers but one."""
+    """The part of `torso` before its last fully connected layer: the convolutions, or all hidden layers but one. A
+    residual network leaves no layer to the head."""
+    if network != "mlp":
+        whole, size = torso(spec, hidden_sizes, activation, cnn=cnn, width=width, sigma=sigma, layer_norm=layer_norm,
+                            hidden_after_cnn=True, network=network)  # fmt: skip
+        return Body(whole, size, 0, activation)
     if spec.features is None and isinstance(spec.observation, ArraySpec) and spec.observation.is_image:
         convs, size = observation_encoder(spec, 0, cnn=cnn, width=width)
         return Body(convs, size, FEATURES[cnn], "relu")
-    network, size = torso(spec, hidden_sizes[:-1], activation, cnn=cnn, width=width, sigma=sigma, layer_norm=layer_norm)
-    return Body(network, size, hidden_sizes[-1] if hidden_sizes else 0, activation)
+    layers, size = torso(spec, hidden_sizes[:-1], activation, cnn=cnn, width=width, sigma=sigma, layer_norm=layer_norm)
+    return Body(layers, size, hidden_sizes[-1] if hidden_sizes else 0, activation)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import UserError
-from rl_training.models.control import Actor, EnsembleNorm
-from rl_training.models.layers import ACTIVATIONS, Chain, EnsembleLinear, call, dense
+from rl_training.models.control import Actor
+from rl_training.models.layers import ACTIVATIONS, Chain, EnsembleLinear, EnsembleNorm, call, dense
 from rl_training.models.torsos import ConvolutionalNetwork, body, observation_encoder
 from rl_training.ops.quantiles import cosine_embedding_features, quantile_midpoints
 from rl_training.spec import ActionSpec, ArraySpec, EnvSpec

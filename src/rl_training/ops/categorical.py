@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,15 @@ def project(next_probs: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tenso
     share = torch.relu(1.0 - (position - index).abs())  # [N to, N from, ...]
     # Not a matrix product: that may be rounded to TF32, and it is not fused.
     return (next_probs.movedim(-1, 0) * share).sum(1).movedim(0, -1)
+
+
+def gaussian_histogram(x: Tensor, edges: Tensor, sigma: Tensor | float) -> Tensor:
+    """Mass of a Gaussian around x in each bin, given that it lies in one of them: `[...]` -> `[..., N]` (HL-Gauss,
+    Farebrother et al. 2024, section 3.1). `edges` `[N + 1]` ascend. Values beyond the ends are clamped to them.
+    """
+    centre = x.clamp(edges[0], edges[-1]).unsqueeze(-1)
+    below = torch.erf((edges - centre) / (sigma * math.sqrt(2.0)))  # 2 Phi - 1; the constants cancel
+    return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
 
 
 def log_softmax_and_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
 from rl_training.errors import UserError
 from rl_training.models.renorm import RenormActor
+from rl_training.models.residual import Network
 from rl_training.ops.distributions import DiagGaussian, SquashedGaussian
 from rl_training.ops.exploration import Exploration, Kind
 from rl_training.ops.nets import Net
@@ -46,6 +47,25 @@ class ContinuousFields(NetworkHyper):
     """gsde: steps between two draws of the noise function; -1: once an episode."""
     her: HerOptions | None = None
     """Hindsight replay for goal environments: `{strategy: future, n_sampled_goal: 4}`; empty: off."""
+
+
+class ActorCriticFields(ContinuousFields):
+    """Settings of actor and critics that are networks of the same kind."""
+
+    network: Network = "mlp"
+    """Kind of network: mlp (plain hidden layers), or residual blocks with LayerNorm as in SimBa or in BRO (bro). The
+    residual ones have one block for each width, and all widths are the same."""
+    critic_hidden_sizes: Widths | None = None
+    """Widths of the hidden layers of the critics; none: those of `hidden_sizes`."""
+
+    def architecture(self) -> dict[str, Any]:
+        """What the critics' options need to make a model (see `CriticOptions.model`)."""
+        return {
+            "hidden_sizes": self.hidden_sizes,
+            "activation": self.activation,
+            "network": self.network,
+            "critic_hidden_sizes": self.critic_hidden_sizes,
+        }
 
 
 class ContinuousHyper(ObservationFields, ContinuousFields, OffPolicyHyper):

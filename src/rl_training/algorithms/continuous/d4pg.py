@@ -76,7 +76,7 @@ class D4PG(ContinuousControl[D4PGHyper]):
     def setup(self) -> None:
         super().setup()
         hp, low, high = self.hp, self.hp.v_min, self.hp.v_max
-        if self._given:  # a model that the user built has its own atoms
+        if self.given:  # a model that the user built has its own atoms
             low, high = float(self.atoms[0]), float(self.atoms[-1])
         self.support = Support(len(self.atoms), low, high, hp.gamma**hp.n_step, self.device)
 

@@ -6,8 +6,6 @@ Deviations: the policy learns at the first update of a block and climbs the mean
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rl_training.algorithms.continuous.redq import REDQHyper
 from rl_training.algorithms.continuous.sac import SAC
 from rl_training.algorithms.prior_data import PriorFields
@@ -15,11 +13,9 @@ from rl_training.algorithms.prior_data import PriorFields
 
 class RLPDHyper(REDQHyper, PriorFields):
     layer_norm: bool = True
-    target_entropy: float | Literal["auto"] = "auto"
-    """Entropy that the tuning aims at; auto is minus half the number of action dimensions."""
+    entropy_per_action: float = -0.5
 
 
 class RLPD(SAC[RLPDHyper]):
     Hyper = RLPDHyper
     name = "rlpd"
-    entropy_per_action = -0.5

@@ -1,11 +1,14 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): twin critics, squashed-Gaussian actor, automatic temperature.
+"""Soft actor-critic (Haarnoja et al. 2018b): twin critics, squashed-Gaussian actor, automatic temperature. With large
+residual networks (models/residual.py), normalised observations and weight decay it is SimBa (Lee et al. 2024).
 
 The setting `critic` replaces the twin critics by another kind. REDQ, DroQ, TQC, CrossQ, RLPD, CQL, Cal-QL and EDAC are
 this class with a kind of critic and settings of their own.
 On images, actor and critics have an encoder each, as in Stable-Baselines3: the actor's loss trains the actor's, and the
 critics' loss trains theirs, which all critics of the ensemble share.
 
-Deviations: none known; the actor uses the critics just updated.
+Deviations: the actor uses the critics just updated. In SimBa, the statistics of observations are those of the replayed
+batches instead of those of each observation once, and log-deviations are clamped to [-5, 2] instead of squashed into
+[-10, 2].
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
-from rl_training.algorithms.continuous.base import ContinuousControl, ContinuousFields, ContinuousHyper, delayed
+from rl_training.algorithms.continuous.base import ActorCriticFields, ContinuousControl, ContinuousHyper, delayed
 from rl_training.algorithms.continuous.critics.base import POLICY, CriticOptions, Extra, Owner
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
 from rl_training.algorithms.continuous.critics.setting import CriticSetting
@@ -31,7 +34,7 @@ from rl_training.ops.schedules import Schedule
 from rl_training.spec import EnvSpec
 
 
-class SACFields(ContinuousFields):
+class SACFields(ActorCriticFields):
     """Settings of SAC on any kind of data."""
 
     target_update_interval: int = Field(1, ge=1)
@@ -43,7 +46,9 @@ class SACFields(ContinuousFields):
     ent_coef_init: float = Field(1.0, gt=0.0)
     """Temperature at the start when it is tuned."""
     target_entropy: float | Literal["auto"] = "auto"
-    """Entropy that the tuning aims at; auto is minus the number of action dimensions."""
+    """Entropy that the tuning aims at; auto is `entropy_per_action` times the number of action dimensions."""
+    entropy_per_action: float = -1.0
+    """Entropy for each action dimension that the tuning aims at, where `target_entropy` is auto."""
 
     def critic_options(self) -> CriticOptions:
         """The kind of critics that these settings ask for."""
@@ -75,12 +80,11 @@ class SAC(ContinuousControl[S]):
     Hyper: ClassVar[type[Hyper]] = SACHyper
     name = "sac"
     squash = "tanh"
-    entropy_per_action: ClassVar[float] = -1.0  # target entropy for each action dimension, where it is auto
     targets: tuple[str, ...] = ("critic",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        model = hp.critic_options().model(spec, hp.hidden_sizes, actor_outputs=2, activation=hp.activation)
+        model = hp.critic_options().model(spec, actor_outputs=2, **hp.architecture())
         return self.named_networks(model)
 
     def setup(self) -> None:
@@ -88,7 +92,7 @@ class SAC(ContinuousControl[S]):
         hp, dim = self.hp, self.spec.action.dim
         self.alpha_adam = Optimizer()
         target = hp.target_entropy
-        self.target_entropy = self.entropy_per_action * dim if target == "auto" else float(target)
+        self.target_entropy = hp.entropy_per_action * dim if target == "auto" else float(target)
         self.critic = hp.critic_options().build(Owner(self, self.propose, 0.5, "smallest"))
         self.targets = () if self.critic.renormalised else ("critic",)
         self.actor_rate = hp.actor_rate()

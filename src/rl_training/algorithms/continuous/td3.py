@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.continuous.base import (
+    ActorCriticFields,
     ContinuousControl,
     DeterministicFields,
     DeterministicHyper,
@@ -40,7 +41,7 @@ from rl_training.spec import EnvSpec
 PROPOSAL_DEVIATION = 0.2  # of the actions that conservative critics draw near the policy's, before the tanh
 
 
-class TD3Fields(DeterministicFields):
+class TD3Fields(DeterministicFields, ActorCriticFields):
     """Settings of TD3 on any kind of data."""
 
     num_critics: int = Field(2, ge=1)
@@ -92,9 +93,7 @@ class TD3(ContinuousControl[D]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        model = hp.critic_options().model(
-            spec, hp.hidden_sizes, actor_outputs=1, activation=hp.activation, num_critics=hp.num_critics
-        )
+        model = hp.critic_options().model(spec, actor_outputs=1, num_critics=hp.num_critics, **hp.architecture())
         return self.named_networks(model)
 
     def setup(self) -> None:

@@ -27,6 +27,7 @@ from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.layers import NoisyLinear
+from rl_training.models.residual import Network
 from rl_training.models.torsos import Cnn, body
 from rl_training.models.value import QNetwork
 from rl_training.ops import rng
@@ -86,6 +87,9 @@ class DQNHyper(ObservationFields, DQNFields, OffPolicyHyper):
     buffer_size: int = Field(100_000, ge=1)
     layer_norm: bool = False
     """LayerNorm after every hidden layer."""
+    network: Network = "mlp"
+    """Kind of network: mlp (plain hidden layers), or residual blocks with LayerNorm as in SimBa or in BRO (bro). The
+    residual ones have one block for each width, and all widths are the same."""
 
 
 class TD(NamedTuple):
@@ -132,6 +136,7 @@ class DQN(Algorithm[D]):
             hp.cnn_width,
             hp.noisy_sigma if hp.noisy else 0.0,
             norm,
+            getattr(hp, "network", "mlp"),
         )
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma", *self.sizes)}
         options |= {"hidden": hidden, "activation": activation, "layer_norm": norm}

@@ -101,6 +101,8 @@ class DRQN(DQN[DRQNHyper]):
             width=hp.cnn_width,
             sigma=sigma,
             layer_norm=hp.layer_norm,
+            hidden_after_cnn=hp.network != "mlp",
+            network=hp.network,
         )
         options = {name: getattr(hp, name) for name in ("dueling", "noisy", "noisy_sigma")}
         network = RecurrentQNetwork(body, features, spec.action.n, cell=hp.cell, units=hp.cell_size, **options)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_training.algorithms.base import Algorithm, TrainState
 from rl_training.algorithms.phases import ReplayPhase
 from rl_training.algorithms.prior_data import PriorFields, mix_with_prior
+from rl_training.algorithms.resets import Resets
 from rl_training.data.frames import Frames
 from rl_training.data.her import make_hindsight
 from rl_training.data.replay import PrioritizedReplay, Replay
@@ -18,7 +19,7 @@ from rl_training.data.source import Sink, Source
 from rl_training.data.storage import Batch, transition_columns
 from rl_training.errors import UserError
 from rl_training.ops import rng
-from rl_training.ops.tree import copy_into, tree_map
+from rl_training.ops.tree import copy_into, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.learners.base import LEARN, SAMPLE, Learner, one_seed
 
@@ -66,6 +67,7 @@ class ReplayLearner(Learner):
             prior, self.sources["replay"] = mix_with_prior(algorithm, store)
             self.tree["prior"] = prior.init(len(self.seeds), self.device)
         self.phases = algorithm.phases()
+        self.resets = Resets(algorithm)
         kinds = {name: kind for phase in self.phases for name, kind in phase.kinds.items()}
         self._steps = {
             name: executor.wrap(self.update_of(kind), self.small_state, whole=algorithm.compiled_as != "pieces")
@@ -136,15 +138,23 @@ class ReplayLearner(Learner):
         metrics: dict[str, Tensor] = {}
         for _ in range(times):
             metrics |= self._steps[self._next(phase)](self.tree)
+            if self.resets.wanted and self.resets.due(self._steps_taken or 0):
+                self.reset()
         return metrics
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start again with new networks and optimisers, and the same replay."""
+        states = [self.resets.apply(one_seed(self.train, i), seed) for i, seed in enumerate(self.seeds)]
+        copy_into(self.train, tree_stack(states))
 
     def _next(self, phase: ReplayPhase) -> str:
         """The name of the function that the next call of a phase runs."""
-        if phase.between is None:
+        if phase.between is None and not self.resets.wanted:
             return phase.name
         if self._steps_taken is None:
             self._steps_taken = int(self.train.step.flatten()[0])
-        due = self._steps_taken % phase.period == 0
+        due = phase.between is None or self._steps_taken % phase.period == 0
         self._steps_taken += 1
         return phase.name if due else f"{phase.name}/between"
 

@@ -18,6 +18,7 @@ from rl_training.algorithms.hyper import Settings
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.models.control import ActorCriticModel
+from rl_training.models.residual import Network
 from rl_training.ops import rng
 from rl_training.ops.losses import weighted_mean
 from rl_training.spec import EnvSpec
@@ -161,10 +162,12 @@ class CriticOptions(CriticFields):
         return {}
 
     def model(
-        self, spec: EnvSpec, hidden_sizes: Sequence[int], *, actor_outputs: int, activation: str, num_critics: int = 2
-    ) -> nn.Module:
+        self, spec: EnvSpec, hidden_sizes: Sequence[int], *, actor_outputs: int, activation: str, num_critics: int = 2,
+        network: Network = "mlp", critic_hidden_sizes: Sequence[int] | None = None,
+    ) -> nn.Module:  # fmt: skip
         """A new model with the networks `actor` and `critic`. `num_critics` counts where the options give no number."""
-        fields = {"actor_outputs": actor_outputs, "activation": activation, "num_critics": num_critics}
+        fields = {"actor_outputs": actor_outputs, "activation": activation, "num_critics": num_critics,
+                  "network": network, "critic_hidden_sizes": critic_hidden_sizes}  # fmt: skip
         return ActorCriticModel(spec, hidden_sizes, **{**fields, **self.network()})
 
     def build(self, owner: Owner) -> Critic:

@@ -20,6 +20,8 @@ class QuantileFields(CriticFields):
     """Atoms of each critic (M)."""
     top_quantiles_to_drop_per_net: int = Field(2, ge=0)
     """Atoms left out of the target for each critic (d)."""
+    average_critics: bool = False
+    """The target is the critics' mean, quantile by quantile, instead of their pooled atoms (Nauman et al. 2024)."""
     layer_norm: bool = False
     """LayerNorm in the critics."""
 
@@ -30,6 +32,8 @@ class QuantileFields(CriticFields):
                 f"top_quantiles_to_drop_per_net = {self.top_quantiles_to_drop_per_net} leaves nothing of"
                 f" num_quantiles = {self.num_quantiles}"
             )
+        if self.average_critics and self.top_quantiles_to_drop_per_net:
+            raise ValueError("average_critics leaves out no atoms: set top_quantiles_to_drop_per_net to 0")
         return self
 
 
@@ -70,11 +74,13 @@ class QuantileCritic(Critic):
         self, params: Tensor, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
     ) -> tuple[Tensor, Report]:
         next_atoms = self.net(state.target["critic"], batch["next_obs"], next_action)  # [E, B, M]
-        kept = truncate(next_atoms, self.options.top_quantiles_to_drop_per_net)  # [B, K]
+        options = self.options
+        drop = options.top_quantiles_to_drop_per_net
+        kept = next_atoms.mean(0) if options.average_critics else truncate(next_atoms, drop)  # [B, K]
         kept = kept if bonus is None else kept + bonus.unsqueeze(-1)
         target = batch["rewards"].unsqueeze(-1) + batch["discounts"].unsqueeze(-1) * kept  # Eq. 11
         atoms = self.net(params, batch["obs"], batch["actions"])  # [E, B, M]
-        loss = quantile_huber(atoms, target.unsqueeze(0), self.taus).mean(0) / self.options.num_quantiles  # Eq. 13
+        loss = quantile_huber(atoms, target.unsqueeze(0), self.taus).mean(0) / options.num_quantiles  # Eq. 13
         error = (atoms.mean(-1) - target.mean(-1)).abs().mean(0)
         return loss, Report(atoms.mean((0, 2)), error, target.mean(-1), {})
 

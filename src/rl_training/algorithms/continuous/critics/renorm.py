@@ -19,6 +19,7 @@ from rl_training.algorithms.hyper import Widths
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.renorm import CrossQModel, RenormCritic
+from rl_training.models.residual import Network
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
@@ -36,10 +37,15 @@ class RenormOptions(RenormFields, CriticOptions):
     kind: Literal["renorm"] = "renorm"
 
     def model(
-        self, spec: EnvSpec, hidden_sizes: Sequence[int], *, actor_outputs: int, activation: str, num_critics: int = 2
-    ) -> nn.Module:
+        self, spec: EnvSpec, hidden_sizes: Sequence[int], *, actor_outputs: int, activation: str, num_critics: int = 2,
+        network: Network = "mlp", critic_hidden_sizes: Sequence[int] | None = None,
+    ) -> nn.Module:  # fmt: skip
+        if network != "mlp":
+            raise UserError(
+                f"network: {network} does not go with renormalised critics, which have a network of their own"
+            )
         return CrossQModel(
-            spec, hidden_sizes, critic_hidden_sizes=self.critic_hidden_sizes or hidden_sizes,
+            spec, hidden_sizes, critic_hidden_sizes=self.critic_hidden_sizes or critic_hidden_sizes or hidden_sizes,
             num_critics=self.num_critics, activation=activation, warmup=self.renorm_warmup, actor_outputs=actor_outputs,
         )  # fmt: skip
 
