@@ -176,6 +176,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "a3c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "trpo": {"learning_rate": 2e-2},
+    "acktr": {"learning_rate": 0.5, "kfac_clip": 0.003, "vf_coef": 5.0, "ent_coef": 0.0},
     "dreamer": {"learning_rate": 1e-2, "batch_length": 3, "imagination_length": 1},
     "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2, "ent_coef": 0.0},
 }

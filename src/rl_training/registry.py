@@ -107,6 +107,8 @@ _TABLE: tuple[Entry, ...] = (
     _on_policy("a3c", "A3C", "a2c:A2C",
                "Actors send asynchronous gradients; in one process it is a2c (Mnih et al. 2016)"),
     _on_policy("trpo", "TRPO", "trpo:TRPO", "Trust-region policy optimisation (Schulman et al. 2015)"),
+    _on_policy("acktr", "ACKTR", "acktr:ACKTR",
+               "A2C with Kronecker-factored natural gradients in a trust region (Wu et al. 2017)"),
     _on_policy("impala", "IMPALA", "impala:IMPALA", "Lagging actors with V-trace correction (Espeholt et al. 2018)"),
     _on_policy("appo", "APPO", "appo:APPO", "PPO on rollouts of lagging actors, with V-trace correction"),
     _on_policy("ppg", "PPG", "ppg:PPG", "PPO with auxiliary phases that distil value features (Cobbe et al. 2021)"),
