@@ -100,6 +100,8 @@ _TABLE: tuple[Entry, ...] = (
            "DRQN with stored states, burn-in, rescaled values and prioritised sequences (Kapturowski et al. 2019)",
            stored_state=True, burn_in=10, sequence_length=20, overlap=10, value_rescaling=True, double=True,
            dueling=True, prioritized=True, prioritized_alpha=0.9, prioritized_beta=0.6, n_step=5),
+    _value("acer", "ACER", "acer:ACER",
+           "Actor-critic with replayed rollouts, Retrace and a trust region (Wang et al. 2017)"),
     _on_policy("ppo", "PPO", "ppo:PPO", "Proximal policy optimisation (Schulman et al. 2017)"),
     _on_policy("recurrent_ppo", "RecurrentPPO", "recurrent_ppo:RecurrentPPO",
                "PPO with a recurrent actor and critic (LSTM or GRU)"),
