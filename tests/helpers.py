@@ -83,7 +83,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
                 "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
-    "acer": {"n_steps": 4, "batch_size": 4, "replay_ratio": 2},
+    "acer": {"n_steps": 4, "batch_size": 4, "replay_ratio": 2, "learning_starts": 32},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
     **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},

@@ -272,6 +272,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"size": "tiny", "batch_size": 2, "batch_length": 6, "replay_period": 3, "train_ratio": 4.0}
     elif entry.load().recurrent:
         kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
+    elif entry.loop == "off_policy" and "n_steps" in entry.load().Hyper.model_fields:
+        kwargs |= {"n_steps": 3}
     if "train_freq" in entry.load().Hyper.model_fields:
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if "model_hidden_sizes" in entry.load().Hyper.model_fields:
