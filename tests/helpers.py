@@ -84,6 +84,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
                 "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
+    "acer": {"n_steps": 4, "batch_size": 4, "replay_ratio": 2, "learning_starts": 32},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
     **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
@@ -232,16 +233,18 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
             "state": algorithm.init_carry(size),
         }  # fmt: skip
-    if loop == "off_policy" and algorithm.recurrent:
-        steps = hp.burn_in + hp.sequence_length
-        walked = torch.as_tensor(g.integers(0, hp.n_step, (size, steps)))
+    if loop == "off_policy" and hp.replay_length > 1:
+        steps = hp.replay_length
+        walked = torch.as_tensor(g.integers(0, getattr(hp, "n_step", 1), (size, steps)))
+        stored = {name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()}
+        if "behaviour_log_probs" in stored:  # of all actions, at every step
+            stored["behaviour_log_probs"] = normal(size, steps, spec.action.n).log_softmax(-1)
         return {
             "obs": normal(size, steps, spec.obs_dim), "next_obs": normal(size, steps, spec.obs_dim),
             "rewards": normal(size, steps), "actions": random_actions(spec, (size, steps), g),
             "discounts": 0.99 * (~flags(0.2, size, steps)).float(), "is_first": flags(0.2, size, steps),
             "bootstrap": (torch.arange(steps) + walked).clamp(max=steps - 1), "mask": ~flags(0.1, size, steps),
-            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
-            **{name: normal(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32), **stored,
         }  # fmt: skip
     if loop == "offline" and algorithm.recurrent:
         steps = algorithm.hp.context_length
@@ -288,7 +291,7 @@ def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:
     """The observations of a batch as a policy acts on them: of sequences the first step; some, where it has none."""
     if "obs" not in batch:
         return torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM)
-    return batch["obs"][:, 0] if algorithm.recurrent else batch["obs"]
+    return batch["obs"][:, 0] if batch["obs"].ndim > 2 else batch["obs"]
 
 
 def clone(tree: Any) -> Any:

@@ -176,6 +176,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "a3c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "trpo": {"learning_rate": 2e-2},
+    "acktr": {"learning_rate": 0.5, "kfac_clip": 0.003, "vf_coef": 5.0, "ent_coef": 0.0},
     "dreamer": {"learning_rate": 1e-2, "batch_length": 3, "imagination_length": 1},
     "impala": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2, "ent_coef": 0.0},
 }
@@ -271,6 +272,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"size": "tiny", "batch_size": 2, "batch_length": 6, "replay_period": 3, "train_ratio": 4.0}
     elif entry.load().recurrent:
         kwargs |= {"sequence_length": 4} | ({"burn_in": 2, "overlap": 0} if entry.loop == "off_policy" else {})
+    elif entry.loop == "off_policy" and "n_steps" in entry.load().Hyper.model_fields:
+        kwargs |= {"n_steps": 3}
     if "train_freq" in entry.load().Hyper.model_fields:
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
     if "model_hidden_sizes" in entry.load().Hyper.model_fields:

@@ -177,6 +177,39 @@ def test_vtrace_on_policy_is_the_full_return() -> None:
     torch.testing.assert_close(targets, full)
 
 
+@pytest.mark.parametrize("lam", [1.0, 0.7])
+def test_retrace_equals_its_definition(lam: float) -> None:
+    """Q + sum_t gamma^(t-s) (prod_{s<i<=t} c_i) delta_t to the end of the episode or rollout (Munos 2016, Eq. 3)."""
+    length = 12
+    r = rollout(length, 3, seed=4)
+    ratios = r["log_rhos"].exp()
+    targets = returns.retrace(ratios, *pick(r, "rewards", "values", "next_values", "discounts", "continues"), lam=lam)
+    delta = r["rewards"] + r["discounts"] * r["next_values"] - r["values"]
+    assert (r["continues"] == 0).any()
+    assert (ratios > 1.0).any()
+    for n in range(3):
+        for s in range(length):
+            total, trace = float(r["values"][s, n]), 1.0
+            for t in range(s, length):
+                total += trace * float(delta[t, n])
+                if not r["continues"][t, n] or t + 1 == length:
+                    break
+                trace *= float(r["discounts"][t, n]) * lam * min(1.0, float(ratios[t + 1, n]))
+            assert float(targets[s, n]) == pytest.approx(total, rel=1e-9)
+
+
+def test_retrace_on_policy_is_the_full_return_where_values_are_those_of_the_actions() -> None:
+    """With one action, Q(x, a) is the state's value, and the targets are the returns bootstrapped at the end."""
+    r = rollout(9, 2, seed=6)
+    chained = {**r, "next_values": torch.cat([r["values"][1:], r["next_values"][-1:]])}
+    chained["next_values"] = torch.where(r["continues"] > 0, chained["next_values"], r["next_values"])
+    targets = returns.retrace(
+        torch.ones_like(r["rewards"]), *pick(chained, "rewards", "values", "next_values", "discounts", "continues")
+    )
+    full = returns.lambda_returns(*pick(chained, "rewards", "next_values", "discounts", "continues"), 1.0)
+    torch.testing.assert_close(targets, full)
+
+
 @pytest.mark.slow
 def test_gae_vmap_and_compiled_equal_a_loop() -> None:
     seeds = [{k: v.float() for k, v in rollout(13, 4, seed=s).items()} for s in range(3)]

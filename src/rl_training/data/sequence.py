@@ -193,6 +193,26 @@ def draw_sequences(
     return env, first + ((u[1] * (last - first + 1)) >> 32)
 
 
+class NewestSequences:
+    """A source that reads the tensors of a replay: the newest complete sequence of every environment."""
+
+    def __init__(self, replay: RecurrentReplay) -> None:
+        self.replay = replay
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        return {}
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        """`batch_size` is the number of environments."""
+        env = torch.arange(batch_size, device=key.device)
+        batch = self.replay.sequences(data, env, self.replay.span(data["count"])[1])
+        batch["weights"] = torch.ones_like(batch["rewards"][:, 0])
+        return batch
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        return None
+
+
 S = TypeVar("S", bound=RecurrentReplay)
 
 

@@ -21,7 +21,7 @@ class Source(Protocol):
     """Batches are drawn by pure functions of tensors, so that sampling is part of the compiled update."""
 
     def init(self, seeds: int, device: torch.device) -> Data:
-        """The tensors to draw from, with a leading seed axis."""
+        """The tensors to draw from, with a leading seed axis; {} for a source that reads those of the replay."""
 
     def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
         """A batch of one seed's data (no seed axis)."""

@@ -64,7 +64,7 @@ class ActorCritic(Actor):
         super().__init__(spec, outputs, hidden_sizes, activation, log_std_init, cnn)
         own = None if shared else torso(spec, hidden_sizes, activation, math.sqrt(2.0), cnn)[0]
         self.critic_torso: nn.Module | None = own
-        self.critic_head = Scalar(self.features, gain=1.0)
+        self.critic_head: nn.Module = Scalar(self.features, gain=1.0)
 
     def value(self, obs: Tensor) -> Tensor:
         out: Tensor = self.critic_head((self.critic_torso or self.actor_torso)(obs))
@@ -79,3 +79,11 @@ class ActorCritic(Actor):
             return self.policy(obs), self.value(obs)
         features = self.actor_torso(obs)
         return self.head(features), self.critic_head(features)
+
+
+class ActionValueActorCritic(ActorCritic):
+    """An actor of discrete actions, and a critic that values each of them: [B, A]."""
+
+    def __init__(self, spec: EnvSpec, outputs: int, *options: Any) -> None:
+        super().__init__(spec, outputs, *options)
+        self.critic_head = orthogonal(nn.Linear(self.features, outputs), 1.0)

@@ -165,10 +165,9 @@ class OwnFeatures(nn.Module):
             raise UserError(f"features must be a module or a function that makes one, not {type(network).__name__}")
         self.network = network
         seen = spec.observation
-        zeros: Any = {k: _zeros(part) for k, part in seen.items()} if isinstance(seen, dict) else _zeros(seen)
         try:
             with torch.no_grad():
-                out = network(zeros)
+                out = network(blank_observations(spec))
         except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise UserError(f"features cannot read the observations of {spec.env_id}, {seen}: {error}") from error
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 2:
@@ -181,8 +180,14 @@ class OwnFeatures(nn.Module):
         return out
 
 
-def _zeros(part: ArraySpec) -> Tensor:
-    return torch.zeros(2, *part.shape, dtype=getattr(torch, part.dtype))
+def blank_observations(spec: EnvSpec) -> Any:
+    """Two observations of zeros, to try a network on."""
+
+    def zeros(part: ArraySpec) -> Tensor:
+        return torch.zeros(2, *part.shape, dtype=getattr(torch, part.dtype))
+
+    seen = spec.observation
+    return {name: zeros(part) for name, part in seen.items()} if isinstance(seen, dict) else zeros(seen)
 
 
 FEATURES: dict[Cnn, int] = {"nature": 512, "impala": 256}  # width of the papers' fully connected layer

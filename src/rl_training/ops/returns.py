@@ -110,3 +110,22 @@ def vtrace(
     next_targets = next_values + continues * _shift_back(corrections)
     advantages = rhos * (rewards + discounts * next_targets - values)  # section 4.2
     return advantages, values + corrections
+
+
+def retrace(
+    ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    discounts: Tensor,
+    continues: Tensor,
+    lam: float | Tensor = 1.0,
+) -> Tensor:
+    """Retrace targets of Q(x_t, a_t) (Munos 2016, Eq. 3 and 4), `[T, ...]`.
+
+    `ratios` = pi(a|x) / mu(a|x), `values` = Q(x_t, a_t), and `next_values` = the mean of Q(x_{t+1}, .) under pi. In
+    recursive form (Wang 2017, Eq. 5): target_t = r_t + discounts_t (next_values_t + c_{t+1} (target_{t+1} - Q_{t+1})),
+    c = lam min(1, ratio). The last row of an episode or of the rollout bootstraps from its next value alone.
+    """
+    traces = _shift_back(lam * ratios.clamp(max=1.0))
+    return values + reverse_scan(rewards + discounts * next_values - values, discounts * continues * traces)

@@ -22,12 +22,9 @@ from rl_training.ops.losses import weighted_mean, weighted_normalise
 from rl_training.ops.optim import Optimizer
 
 
-class WholeRolloutHyper(SharedTrunkFields, RolloutHyper):
-    """Settings of one update on each whole rollout (A2C, IMPALA)."""
+class RolloutLossHyper(SharedTrunkFields, RolloutHyper):
+    """Settings of the loss of a whole rollout."""
 
-    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "rmsprop"
-    rmsprop_alpha: float = Field(0.99, gt=0.0, lt=1.0)
-    """Smoothing of the squared gradients (rmsprop)."""
     ent_coef: Positive = constant(0.0)
     """Weight of the entropy bonus; a number or a schedule."""
     vf_coef: float = Field(0.5, ge=0.0)
@@ -35,6 +32,15 @@ class WholeRolloutHyper(SharedTrunkFields, RolloutHyper):
     twice the weight)."""
 
 
+class WholeRolloutHyper(RolloutLossHyper):
+    """Settings of one update on each whole rollout (A2C, IMPALA)."""
+
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "rmsprop"
+    rmsprop_alpha: float = Field(0.99, gt=0.0, lt=1.0)
+    """Smoothing of the squared gradients (rmsprop)."""
+
+
+L = TypeVar("L", bound=RolloutLossHyper)
 W = TypeVar("W", bound=WholeRolloutHyper)
 
 
@@ -45,7 +51,7 @@ def rollout_optimizer(algorithm: PolicyGradient[W]) -> Optimizer:
 
 
 def rollout_step(
-    algorithm: PolicyGradient[W], state: TrainState, batch: Batch, scale: Tensor | float = 1.0
+    algorithm: PolicyGradient[L], state: TrainState, batch: Batch, scale: Tensor | float = 1.0
 ) -> tuple[TrainState, Aux]:
     """One gradient step on policy, value and entropy of the whole rollout: `scale` times their means."""
     hp, dist, weights, mask = algorithm.hp, algorithm.dist, batch["weights"], batch.get("mask")

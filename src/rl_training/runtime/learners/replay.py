@@ -81,8 +81,8 @@ class ReplayLearner(Learner):
         def of(name: str) -> dict[str, Any]:
             if name == "replay" and "prior" in tree:
                 return {"first": tree["data"], "second": tree["prior"]}
-            data: dict[str, Any] = tree["data"] if name == "replay" else tree["sources"][name]
-            return data
+            own: dict[str, Any] = {} if name == "replay" else tree["sources"][name]
+            return own or tree["data"]
 
         return {name: of(name) for name in names}
 
