@@ -84,6 +84,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
                 "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
+    "rnd": {"bonus_hidden_sizes": [16], "bonus_features": 8, "bonus_update_share": 0.5},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
     **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
     "cal_ql_online": {"dataset": {"size": 200}},
@@ -267,7 +268,9 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             **{name: normal(steps, 1, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
         # Prepared by another policy than the one that learns, so that ratios differ from 1 as in later epochs.
-        _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
+        one_env = copy.copy(algorithm)
+        one_env.num_envs = 1
+        _, batch = algorithm.prepare(one_env.init_state(91), rollout, rng.key_from_seed(seed, 55))
         weights = g.uniform(0.2, 1.0, batch["weights"].shape)
         return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
     if loop == "evolution":  # a row is a direction, with the returns of its two members
