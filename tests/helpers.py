@@ -73,6 +73,7 @@ SMALL_ROLLOUTS = {
 }  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+    "bootstrapped_dqn": {"target_update_interval": 30, "num_heads": 3, "prior_scale": 1.0},
     "pets": {**SMALL_MODEL, "plan_horizon": 3, "plan_population": 8, "plan_elites": 3, "plan_iterations": 2,
              "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
     "mopo": SMALL_ROLLOUTS,
@@ -249,9 +250,11 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        columns = algorithm.extra_columns()
+        more |= {name: flags(0.5, size, *shape) for name, (shape, dtype) in columns.items() if dtype == torch.bool}
         more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
         names = [*algorithm.dataset_columns, *(["has_next"] if "next_actions" in algorithm.dataset_columns else [])]
-        names += [name for name in algorithm.extra_columns() if name in more]
+        names += [name for name in columns if name in more]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),

@@ -254,7 +254,7 @@ def test_random_network_never_changes() -> None:
 def test_what_was_seen_often_pays_less_than_what_is_new(name: str) -> None:
     algorithm = make_algorithm(name, bonus_learning_rate=3e-3, bonus_update_share=1.0, bonus_hidden_sizes=[32])
     state, batch = algorithm.init_state(0), batch_for(algorithm)
-    new = batch_for(algorithm, seed=1)
+    new = {k: x + 3.0 if k in ("bonus_obs", "bonus_next_obs") else x for k, x in batch_for(algorithm, seed=1).items()}
 
     def paid(state: Any, batch: Any) -> float:
         columns = {"actions": batch["actions"], **{k: batch[f"bonus_{k}"] for k in algorithm.bonus.columns}}

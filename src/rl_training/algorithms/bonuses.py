@@ -139,7 +139,8 @@ class CuriosityBonus(Bonus):
         else:
             inverse = -self.dist.log_prob(out, rows["actions"])  # Eq. 3
         parts = {"forward_loss": forward, "inverse_loss": inverse}
-        return (1.0 - self.hp.beta) * inverse + self.hp.beta * forward, parts  # Eq. 7
+        loss: Tensor = (1.0 - self.hp.beta) * inverse + self.hp.beta * forward  # Eq. 7
+        return loss, parts
 
 
 BONUSES: dict[str, type[Bonus]] = {"rnd": RandomNetworkBonus, "icm": CuriosityBonus}
