@@ -73,6 +73,7 @@ SMALL_ROLLOUTS = {
 }  # fmt: skip
 PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dqn": {"target_update_interval": 30, "exploration_fraction": 0.5},
+    "bootstrapped_dqn": {"target_update_interval": 30, "num_heads": 3, "prior_scale": 1.0},
     "pets": {**SMALL_MODEL, "plan_horizon": 3, "plan_population": 8, "plan_elites": 3, "plan_iterations": 2,
              "model_learning_rate": 1e-2, "model_hidden_sizes": [32]},
     "mopo": SMALL_ROLLOUTS,
@@ -86,6 +87,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
     "acer": {"n_steps": 4, "batch_size": 4, "replay_ratio": 2, "learning_starts": 32},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
+    "rnd": {"bonus_hidden_sizes": [16], "bonus_features": 8, "bonus_update_share": 0.5},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
     **{name: {"dataset": {"size": 200}, "learning_starts": 20} for name in ("iql_online", "awac_online")},
     "cal_ql_online": {"dataset": {"size": 200}},
@@ -256,9 +258,11 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
+        columns = algorithm.extra_columns()
+        more |= {name: flags(0.5, size, *shape) for name, (shape, dtype) in columns.items() if dtype == torch.bool}
         more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
         names = [*algorithm.dataset_columns, *(["has_next"] if "next_actions" in algorithm.dataset_columns else [])]
-        names += [name for name in algorithm.extra_columns() if name in more]
+        names += [name for name in columns if name in more]
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),
@@ -275,7 +279,9 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             **{name: normal(steps, 1, *shape) for name, (shape, _) in algorithm.extra_columns().items()},
         }  # fmt: skip
         # Prepared by another policy than the one that learns, so that ratios differ from 1 as in later epochs.
-        _, batch = algorithm.prepare(algorithm.init_state(91), rollout, rng.key_from_seed(seed, 55))
+        one_env = copy.copy(algorithm)
+        one_env.num_envs = 1
+        _, batch = algorithm.prepare(one_env.init_state(91), rollout, rng.key_from_seed(seed, 55))
         weights = g.uniform(0.2, 1.0, batch["weights"].shape)
         return {**batch, "weights": torch.as_tensor(weights, dtype=torch.float32)}
     if loop == "evolution":  # a row is a direction, with the returns of its two members

@@ -16,6 +16,8 @@ OTHERS = {
     "rl_training/CartPoleNoVelocity-v0": (24.0, 500.0),
     "rl_training/PointGoal-v0": (0.0, 1.0),  # share of episodes that end at the goal
     "rl_training/TinyPixels-v0": (0.4, 3.0),
+    "rl_training/DeepSea-v0": (0.0, 0.99),
+    "rl_training/DoorKey-v0": (0.001, 0.8),  # 8 x 8 squares, 100 steps
     "InvertedDoublePendulum-v5": (60.0, 9360.0),
     "MountainCarContinuous-v0": (-33.0, 93.0),
     "DMControl/cartpole-swingup-v0": (28.0, 860.0),  # DreamerV3, Hafner et al. 2023

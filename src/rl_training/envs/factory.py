@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from rl_training.envs.atari import register_atari
 from rl_training.envs.dm_control import register_dm_control
+from rl_training.envs.exploration import register_exploration_tasks
 from rl_training.envs.goal import register_goals
 from rl_training.envs.packages import register_package
 from rl_training.envs.partial import register_memory_tasks
@@ -26,6 +27,7 @@ from rl_training.spec import EnvSource
 register_probes()
 register_memory_tasks()
 register_goals()
+register_exploration_tasks()
 register_pixels()
 register_tensor_envs()
 

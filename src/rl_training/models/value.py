@@ -221,6 +221,45 @@ class EnsembleQNetwork(nn.Module):
         return q
 
 
+class BootstrappedQNetwork(nn.Module):
+    """Values of every action from `num_heads` heads on one torso: [B, K, A].
+
+    Each head has a hidden layer of its own, unless its width is 0; with `dueling` it has two streams. With a `prior`, a
+    network that returns [K, B, A] and is never trained, head k is f_k + prior_scale p_k (Osband et al. 2018, Eq. 8).
+    """
+
+    output_kind = "values of several heads"
+
+    def __init__(
+        self, torso: nn.Module, features: int, num_actions: int, *, num_heads: int = 10, hidden: int = 0,
+        activation: str = "relu", dueling: bool = False, layer_norm: bool = False, prior: nn.Module | None = None,
+        prior_scale: float = 0.0,
+    ) -> None:  # fmt: skip
+        require_at_least(1, num_heads=num_heads)
+        super().__init__()
+        self.num_actions, self.num_heads, self.dueling, self.prior_scale = num_actions, num_heads, dueling, prior_scale
+
+        def stream(outputs: int) -> nn.Sequential:
+            layers: list[nn.Module] = []
+            if hidden:
+                norm = [EnsembleNorm(num_heads, hidden)] if layer_norm else []
+                layers = [EnsembleLinear(num_heads, features, hidden), *norm, ACTIVATIONS[activation]()]
+            return nn.Sequential(*layers, EnsembleLinear(num_heads, hidden or features, outputs))
+
+        self.torso, self.advantage = torso, stream(num_actions)
+        self.value = stream(1) if dueling else None
+        self.prior = prior
+
+    def forward(self, obs: Any) -> Tensor:
+        x = self.torso(obs)
+        q: Tensor = self.advantage(x)  # [K, B, A]
+        if self.value is not None:
+            q = q - q.mean(-1, keepdim=True) + self.value(x)
+        if self.prior is not None:
+            q = q + self.prior_scale * self.prior(obs).detach()
+        return q.transpose(0, 1)
+
+
 class DiscreteSACModel(nn.Module):
     """A categorical actor, and an ensemble of critics that return the values of all actions."""
 

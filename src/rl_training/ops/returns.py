@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_training.ops.running_stats import Moments, init_moments, update_moments
+
 
 def reverse_scan(increments: Tensor, decays: Tensor) -> Tensor:
     """x_t = increments_t + decays_t * x_{t+1} along the first axis, with x_T = 0.
@@ -52,6 +54,31 @@ def gae(
     deltas = rewards + discounts * next_values - values  # Eq. 11
     advantages = reverse_scan(deltas, discounts * continues * lam)  # Eq. 16
     return advantages, advantages + values
+
+
+def init_returns(num_envs: int) -> Moments:
+    """Moments of the discounted return, and its running value in each environment."""
+    return {**init_moments(), "running": torch.zeros(num_envs)}
+
+
+def scale_by_returns(
+    returns: Moments,
+    rewards: Tensor,
+    continues: Tensor,
+    weights: Tensor,
+    gamma: float,
+    clip: float | None = None,
+) -> tuple[Moments, Tensor]:
+    """(the moments with these rewards, the rewards `[T, N]` over the running deviation of the discounted return)."""
+    first = returns["running"].unsqueeze(0)
+    decays = gamma * torch.cat([torch.ones_like(first), continues[:-1]])  # into row t from row t - 1
+    increments = torch.cat([rewards[:1] + decays[:1] * first, rewards[1:]])
+    running = reverse_scan(increments.flip(0), decays.flip(0)).flip(0)  # R_t = r_t + gamma c_{t-1} R_{t-1}
+    moments = update_moments({k: returns[k] for k in ("mean", "var", "count")}, running.flatten(), weights.flatten())
+    scaled = rewards * torch.rsqrt(moments["var"] + 1e-8)
+    if clip is not None:
+        scaled = torch.clamp(scaled, -clip, clip)
+    return {**moments, "running": running[-1] * continues[-1]}, scaled
 
 
 def lambda_returns(

@@ -20,8 +20,8 @@ from rl_training.data.storage import Batch
 from rl_training.models.policy import Actor, ActorCritic, Critic
 from rl_training.ops import distributions
 from rl_training.ops.losses import explained_variance
-from rl_training.ops.returns import gae, reverse_scan
-from rl_training.ops.running_stats import init_moments, update_moments
+from rl_training.ops.returns import gae, init_returns, scale_by_returns
+from rl_training.ops.running_stats import update_moments
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
@@ -90,7 +90,7 @@ class PolicyGradient(Algorithm[R]):
     def init_extra(self) -> dict[str, Any]:
         extra: dict[str, Any] = {**self.reader.init_extra(), **self.rollout_extra()}
         if self.hp.normalize_rewards:
-            extra["returns"] = {**init_moments(), "running": torch.zeros(self.num_envs)}
+            extra["returns"] = init_returns(self.num_envs)
         return extra
 
     def rollout_extra(self) -> dict[str, Tensor]:
@@ -142,7 +142,9 @@ class PolicyGradient(Algorithm[R]):
         out, values, next_values = self.outlook(state.params, {**rollout, "obs": obs, "next_obs": next_obs})
         extra = {**state.extra, **self.rollout_extra()}
         if hp.normalize_rewards:
-            extra["returns"], rewards = self._scaled_rewards(extra["returns"], rewards, continues, weights)
+            extra["returns"], rewards = scale_by_returns(
+                extra["returns"], rewards, continues, weights, hp.gamma, clip=10.0
+            )
         log_probs = self.dist.log_prob(out, actions, mask)
         discounts = hp.gamma * (1.0 - terminated)
         stored = rollout.get("behaviour_log_probs")
@@ -185,20 +187,6 @@ class PolicyGradient(Algorithm[R]):
             rollout.rewards, rollout.values, rollout.next_values, rollout.discounts, rollout.continues,
             self.hp.gae_lambda,
         )  # fmt: skip
-
-    def _scaled_rewards(
-        self, returns: dict[str, Tensor], rewards: Tensor, continues: Tensor, weights: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Rewards over the running deviation of the discounted return, which is tracked for each environment."""
-        first = returns["running"].unsqueeze(0)
-        decays = self.hp.gamma * torch.cat([torch.ones_like(first), continues[:-1]])  # into row t from row t - 1
-        increments = torch.cat([rewards[:1] + decays[:1] * first, rewards[1:]])
-        running = reverse_scan(increments.flip(0), decays.flip(0)).flip(0)  # R_t = r_t + gamma c_{t-1} R_{t-1}
-        moments = update_moments(
-            {k: returns[k] for k in ("mean", "var", "count")}, running.flatten(), weights.flatten()
-        )
-        scaled = torch.clamp(rewards * torch.rsqrt(moments["var"] + 1e-8), -10.0, 10.0)
-        return {**moments, "running": running[-1] * continues[-1]}, scaled
 
     # --- acting ----------------------------------------------------------------------------------------------------
 
