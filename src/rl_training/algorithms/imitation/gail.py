@@ -31,8 +31,8 @@ from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState,
 from rl_training.algorithms.hyper import Positive, Widths, constant
 from rl_training.algorithms.phases import ONCE, RolloutPhase
 from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
+from rl_training.algorithms.prior_data import ExpertDataFields
 from rl_training.data.dataset import DatasetSource, TransitionDataset
-from rl_training.data.recipes import DatasetRecipe, Kind
 from rl_training.data.storage import Batch, Data
 from rl_training.errors import UserError
 from rl_training.models.imitation import MLPGAILDiscriminator, action_code, action_code_size
@@ -43,13 +43,7 @@ from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
 
-class AdversarialHyper(PPOHyper):
-    dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
-    """Where the expert's transitions come from: a recipe (docs/offline.md)."""
-    expert_dataset_kind: Kind | None = None
-    """Short for dataset.kind; overrides the recipe."""
-    expert_dataset_path: str | None = None
-    """Short for dataset.path."""
+class AdversarialHyper(PPOHyper, ExpertDataFields):
     discriminator_hidden_sizes: Widths = (64, 64)
     """Widths of the discriminator's hidden layers."""
     discriminator_learning_rate: Positive = constant(3e-4)
@@ -63,20 +57,6 @@ class AdversarialHyper(PPOHyper):
     """Episodes that terminate go on in an absorbing state. Without it the reward pays for surviving."""
     bc_steps: int = Field(0, ge=0)
     """Warm start: updates of behavioural cloning on the expert's data after the first rollout."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, values: Any) -> Any:
-        kind, path = values.get("expert_dataset_kind"), values.get("expert_dataset_path")
-        if kind is None and path is None:
-            return values
-        recipe = values.get("dataset") or {}
-        recipe = recipe.model_dump() if isinstance(recipe, DatasetRecipe) else recipe
-        if not isinstance(recipe, dict):
-            return values  # the validation of the field reports it
-        if kind is not None and kind != recipe.get("kind", "random"):
-            recipe = {**recipe, "kind": kind, "path": None, "train": None, "level": None}
-        return {**values, "dataset": {**recipe, "path": path, "train": None} if path is not None else recipe}
 
     @model_validator(mode="after")
     def _discounted(self) -> AdversarialHyper:
