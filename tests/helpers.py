@@ -93,6 +93,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
                                     "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
     "sqil": {"dataset": {"size": 200}},
+    "dac": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
     "iq_learn": {"dataset": {"size": 200}},
     "discrete_iq_learn": {"dataset": {"size": 200}, "target_update_interval": 30, "exploration_fraction": 0.5},
     "discrete_sqil": {"dataset": {"size": 200}, "target_update_interval": 30, "exploration_fraction": 0.5},
