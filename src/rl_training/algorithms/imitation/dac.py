@@ -163,7 +163,7 @@ class DAC(TD3[DACHyper]):
         rows = self.hp.discriminator_batch_size
         policy = super().phases()
         discriminator = policy[0]._replace(
-            name="discriminator", step=self.discriminator_step, between=None, period=1, batch_size=rows,
+            name="discriminator", step=self.discriminator_step, between=None, period=1, batch_size=rows, learns=False,
             also=("expert", rows), clock=lambda state: -1 - state.extra["fits"],
         )  # fmt: skip
         return (*policy, discriminator)
