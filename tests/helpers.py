@@ -96,6 +96,11 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "dagger": {"expert": {"train": {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 32, "num_envs": 1,
                                     "eval_episodes": 1, "algo_kwargs": {"n_steps": 16, "batch_size": 16}}}},
     "rlpd": {"dataset": {"size": 200}, "gradient_steps": 2, "policy_delay": 2},
+    "sqil": {"dataset": {"size": 200}},
+    "dac": {"dataset": {"size": 200}, "discriminator_hidden_sizes": [16], "discriminator_batch_size": 16},
+    "iq_learn": {"dataset": {"size": 200}},
+    "discrete_iq_learn": {"dataset": {"size": 200}, "target_update_interval": 30, "exploration_fraction": 0.5},
+    "discrete_sqil": {"dataset": {"size": 200}, "target_update_interval": 30, "exploration_fraction": 0.5},
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {  # of one name, not of all that share its class
     "simba": {"critic_hidden_sizes": [16]},
@@ -263,6 +268,9 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         more["expert_actions"] = random_actions(spec, (size,), np.random.default_rng(seed + 1))
         names = [*algorithm.dataset_columns, *(["has_next"] if "next_actions" in algorithm.dataset_columns else [])]
         names += [name for name in columns if name in more]
+        if loop == "off_policy" and hasattr(hp, "expert_dataset_kind"):  # half of the rows are an expert's
+            more["labels"] = flags(0.5, size).float()
+            names.append("labels")
         return {
             "obs": normal(size, spec.obs_dim), "next_obs": normal(size, spec.obs_dim), "rewards": normal(size),
             "actions": random_actions(spec, (size,), g), "discounts": 0.99 * (~flags(0.2, size)).float(),

@@ -129,7 +129,7 @@ def test_best_discriminator_is_the_log_ratio_of_discounted_occupancies() -> None
             discriminator_learning_rate=1.0,
         )  # fmt: skip
         at = state._replace(params={**state.params, "discriminator": params}, opt=sgd.init_state(0).opt)
-        return params - sgd.fit(at, batch)[0].params["discriminator"]
+        return params - sgd.fit(at, batch, KEY)[0].params["discriminator"]
 
     assert float(gradient(flat).abs().max()) < 1e-6
     assert float(gradient(0.5 * flat).abs().max()) > 1e-3
@@ -309,7 +309,7 @@ def test_short_forms_of_the_recipe(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=words):
             recipe(**fields)
-    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).absorbing_steps == 0.0
+    assert make_algorithm("gail", gamma=1.0, absorbing_states=False).hp.absorbing_steps == 0.0
 
 
 def test_discriminator_batch_must_divide_the_rollout(tmp_path: Path) -> None:

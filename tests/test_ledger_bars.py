@@ -46,7 +46,7 @@ def test_a_random_policy_does_not_pass(entry: LedgerEntry) -> None:
 def test_relative_bars_are_only_those_of_clones_and_imitators() -> None:
     """A bar relative to another algorithm, or to data of unknown quality, may lie below a random policy."""
     relative = {e.algo for e in ledger() if not is_absolute(e)}
-    assert relative <= {"bc", "gail", "airl", "dagger"}
+    assert relative <= {"bc", "gail", "airl", "dac", "dagger"}
 
 
 def test_marwil_weights_by_advantages() -> None:

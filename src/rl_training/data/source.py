@@ -60,6 +60,24 @@ class MixedSource:
         return None
 
 
+class Labelled:
+    """Batches of a source with the column `labels`, the same number in every row: in imitation learning 1 for the
+    expert's rows and 0 for the policy's."""
+
+    def __init__(self, source: Source, label: float) -> None:
+        self.source, self.label = source, label
+
+    def init(self, seeds: int, device: torch.device) -> Data:
+        return self.source.init(seeds, device)
+
+    def sample(self, data: Data, key: Tensor, batch_size: int, progress: Tensor) -> Batch:
+        batch = self.source.sample(data, key, batch_size, progress)
+        return {**batch, "labels": torch.full_like(batch["weights"], self.label)}
+
+    def feedback(self, data: Data, rows: Tensor, priority: Tensor | None) -> None:
+        self.source.feedback(data, rows, priority)
+
+
 class MatchedReplay:
     """Replay whose batches match those of a dataset, so that the two can be mixed.
 

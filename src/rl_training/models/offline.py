@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rl_training.models.control import Actor, BySizes, EnsembleCritic
 from rl_training.models.layers import Scalar
-from rl_training.models.torsos import mlp, torso
+from rl_training.models.torsos import mlp, observation_encoder, torso
 from rl_training.models.value import DiscreteSACModel
 from rl_training.ops.distributions import for_action
 from rl_training.spec import EnvSpec
@@ -144,3 +144,34 @@ class BCQModel(nn.Module):
 
 class MLPIQLModel(BySizes, IQLModel):
     """`IQLModel` for vector observations, by sizes."""
+
+
+class FlowActor(nn.Module):
+    """Actions from an observation and noise: [B, ...], [B, A] -> [B, A]. With `timed`, the velocity of a point on its
+    way from the noise to an action, at times [B] in [0, 1]."""
+
+    def __init__(self, spec: EnvSpec, hidden_sizes: Sequence[int], activation: str = "gelu", *, timed: bool) -> None:
+        super().__init__()
+        self.encoder, size = observation_encoder(spec)
+        size += spec.action.dim + timed
+        self.hidden = mlp(size, hidden_sizes, activation)
+        self.head = nn.Linear(hidden_sizes[-1] if hidden_sizes else size, spec.action.dim)
+
+    def forward(self, obs: Tensor, points: Tensor, times: Tensor | None = None) -> Tensor:
+        parts = [self.encoder(obs), points] + ([] if times is None else [times.unsqueeze(-1)])
+        out: Tensor = self.head(self.hidden(torch.cat(parts, -1)))
+        return out
+
+
+class FQLModel(nn.Module):
+    """The flow that clones the data, the policy that takes one step, and critics (Park et al. 2025)."""
+
+    def __init__(
+        self, spec: EnvSpec, hidden_sizes: Sequence[int] = (512, 512, 512, 512), *, num_critics: int = 2,
+        activation: str = "gelu", layer_norm: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.spec = spec
+        self.flow = FlowActor(spec, hidden_sizes, activation, timed=True)
+        self.actor = FlowActor(spec, hidden_sizes, activation, timed=False)
+        self.critic = EnsembleCritic(spec, num_critics, hidden_sizes, activation, layer_norm, norm_last=True)

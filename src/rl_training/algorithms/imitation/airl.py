@@ -15,9 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import TrainState
+from rl_training.algorithms.imitation.discriminator import Inputs, with_absorbing
 from rl_training.algorithms.imitation.gail import Adversarial, AdversarialHyper
 from rl_training.data.storage import Batch
-from rl_training.models.imitation import MLPAIRLReward, action_code_size
+from rl_training.models.imitation import MLPAIRLReward, action_code, action_code_size
 from rl_training.spec import EnvSpec
 
 
@@ -39,15 +40,24 @@ class AIRL(Adversarial[AIRLHyper]):
             state_only=hp.state_only,
         )  # fmt: skip
 
-    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
-        """f(s, a, s') - log pi(a|s) of each row [B], and of the absorbing state []."""
-        obs, actions, flag = self.with_absorbing(state, rows)
+    def inputs(self, state: TrainState, rows: Batch) -> Inputs:
+        obs, actions, flag = with_absorbing(
+            self.seen(state, rows["states"]), action_code(self.spec.action, rows["actions"])
+        )
         ended = F.pad(rows["terminated"].to(obs.dtype), (0, 1), value=1.0)  # the absorbing state follows itself
         next_obs = F.pad(self.seen(state, rows["next_states"]), (0, 0, 0, 1)) * (1.0 - ended).unsqueeze(-1)
-        continues = obs.new_ones(()) if self.hp.absorbing_states else 1.0 - ended
-        f = self.nets["discriminator"](params, obs, actions, next_obs, flag, ended, continues)
-        log_probs = self.log_probs(state, rows)
-        return f[:-1] - log_probs, f[-1]
+        return obs, actions, next_obs, flag, ended
+
+    def judge(self, params: Tensor, *inputs: Tensor) -> Tensor:
+        """f(s, a, s')."""
+        ended = inputs[-1]
+        continues = ended.new_ones(()) if self.hp.absorbing_states else 1.0 - ended
+        return super().judge(params, *inputs, continues)
+
+    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
+        """f(s, a, s') - log pi(a|s) of each row [B], and of the absorbing state []."""
+        f, absorbing = super().logits(params, state, rows)
+        return f - self.log_probs(state, rows), absorbing
 
     def log_probs(self, state: TrainState, rows: Batch) -> Tensor:
         """log pi(a|s) of the current policy; no gradient of the discriminator flows through it."""

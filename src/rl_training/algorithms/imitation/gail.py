@@ -19,20 +19,26 @@ by the running moments of the rollouts; absorbing states enter its loss by their
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Positive, Widths, constant
+from rl_training.algorithms.imitation.discriminator import (
+    DiscriminatorFields,
+    Inputs,
+    cross_entropy,
+    penalised,
+    with_absorbing,
+)
 from rl_training.algorithms.phases import ONCE, RolloutPhase
 from rl_training.algorithms.policy_gradient.ppo import PPO, PPOHyper
+from rl_training.algorithms.prior_data import ExpertDataFields
 from rl_training.data.dataset import DatasetSource, TransitionDataset
-from rl_training.data.recipes import DatasetRecipe, Kind
 from rl_training.data.storage import Batch, Data
 from rl_training.errors import UserError
 from rl_training.models.imitation import MLPGAILDiscriminator, action_code, action_code_size
@@ -43,46 +49,14 @@ from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
 
 
-class AdversarialHyper(PPOHyper):
-    dataset: DatasetRecipe = Field(default_factory=DatasetRecipe)
-    """Where the expert's transitions come from: a recipe (docs/offline.md)."""
-    expert_dataset_kind: Kind | None = None
-    """Short for dataset.kind; overrides the recipe."""
-    expert_dataset_path: str | None = None
-    """Short for dataset.path."""
-    discriminator_hidden_sizes: Widths = (64, 64)
-    """Widths of the discriminator's hidden layers."""
-    discriminator_learning_rate: Positive = constant(3e-4)
-    """Step size of the discriminator's optimiser; a number or a schedule."""
+class AdversarialHyper(PPOHyper, DiscriminatorFields, ExpertDataFields):
     discriminator_batch_size: int = Field(256, ge=1)
     """Transitions of the policy, and as many of the expert, in one update of the discriminator; must divide n_steps x
     num_envs."""
     n_discriminator_epochs: int = Field(1, ge=1)
     """Passes of the discriminator over each rollout."""
-    absorbing_states: bool = True
-    """Episodes that terminate go on in an absorbing state. Without it the reward pays for surviving."""
     bc_steps: int = Field(0, ge=0)
     """Warm start: updates of behavioural cloning on the expert's data after the first rollout."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, values: Any) -> Any:
-        kind, path = values.get("expert_dataset_kind"), values.get("expert_dataset_path")
-        if kind is None and path is None:
-            return values
-        recipe = values.get("dataset") or {}
-        recipe = recipe.model_dump() if isinstance(recipe, DatasetRecipe) else recipe
-        if not isinstance(recipe, dict):
-            return values  # the validation of the field reports it
-        if kind is not None and kind != recipe.get("kind", "random"):
-            recipe = {**recipe, "kind": kind, "path": None, "train": None, "level": None}
-        return {**values, "dataset": {**recipe, "path": path, "train": None} if path is not None else recipe}
-
-    @model_validator(mode="after")
-    def _discounted(self) -> AdversarialHyper:
-        if self.absorbing_states and self.gamma >= 1.0:
-            raise ValueError("gamma must be below 1: an absorbing state is never left, so its return would be infinite")
-        return self
 
     def updates_per_rollout(self, num_envs: int) -> int:
         rows = self.n_steps * num_envs
@@ -120,7 +94,7 @@ G = TypeVar("G", bound=AdversarialHyper)
 
 
 class Adversarial(Algorithm[G]):
-    """Subclasses define `discriminator`, `logits` and `reward`."""
+    """Subclasses define `discriminator`, `inputs` and `reward`."""
 
     actions: ClassVar[Any] = PPO.actions
     vector_observations = True
@@ -130,8 +104,8 @@ class Adversarial(Algorithm[G]):
     def discriminator(self, spec: EnvSpec) -> nn.Module:
         raise NotImplementedError
 
-    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
-        """log D / (1 - D) of each row [B], and of the absorbing state []."""
+    def inputs(self, state: TrainState, rows: Batch) -> Inputs:
+        """What the network reads of each row, and of the absorbing state after them."""
         raise NotImplementedError
 
     def reward(self, logits: Tensor) -> Tensor:
@@ -149,8 +123,6 @@ class Adversarial(Algorithm[G]):
 
     def setup(self) -> None:
         self.ppo.nets = self.nets  # also where networks were handed in
-        # Discounted steps that a terminated episode spends in the absorbing state.
-        self.absorbing_steps = self.hp.gamma / (1.0 - self.hp.gamma) if self.hp.absorbing_states else 0.0
 
     def optimizer(self, **changes: Any) -> Optimizer:
         """The discriminator's; the policy has PPO's."""
@@ -196,35 +168,41 @@ class Adversarial(Algorithm[G]):
     def seen(self, state: TrainState, obs: Tensor) -> Tensor:
         return normalise(state.extra["inputs"], obs)
 
-    def with_absorbing(self, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Observations and actions with one more row for the absorbing state, and the flag that marks it."""
-        obs, actions = self.seen(state, rows["states"]), action_code(self.spec.action, rows["actions"])
-        flag = torch.cat([obs.new_zeros(obs.shape[0]), obs.new_ones(1)])
-        return F.pad(obs, (0, 0, 0, 1)), F.pad(actions, (0, 0, 0, 1)), flag
+    def judge(self, params: Tensor, *inputs: Tensor) -> Tensor:
+        """What the network says of its inputs: log D / (1 - D), or what it is made of."""
+        out: Tensor = self.nets["discriminator"](params, *inputs)
+        return out
 
-    def fit(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Tensor]]:
+    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
+        """log D / (1 - D) of each row [B], and of the absorbing state []."""
+        out = self.judge(params, *self.inputs(state, rows))
+        return out[:-1], out[-1]
+
+    def fit(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
         """(the state, metrics) after one step of the discriminator on labelled rows."""
         labels, weights = batch["labels"], batch["weights"]
-        mass = self.absorbing_steps * batch["endings"]  # absorbing steps for each real one, on the row's side
+        mass = self.hp.absorbing_steps * batch["endings"]  # absorbing steps for each real one, on the row's side
 
         def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             logits, absorbing = self.logits(params, state, batch)
-            error = F.softplus(logits) - labels * logits  # cross-entropy: -y log D - (1 - y) log(1 - D)
-            error = (error + mass * (F.softplus(absorbing) - labels * absorbing)) / (1.0 + mass)
             correct = ((logits > 0) == (labels > 0.5)).to(torch.float32)
             metrics = {
-                "discriminator_loss": weighted_mean(error, weights),
+                "discriminator_loss": weighted_mean(cross_entropy(logits, absorbing, labels, mass), weights),
                 "discriminator_accuracy": weighted_mean(correct, weights),
                 "absorbing_logit": absorbing,
             }
-            return metrics["discriminator_loss"], metrics
+            value, penalty = penalised(
+                metrics["discriminator_loss"], self.hp.gradient_penalty, partial(self.judge, params),
+                self.inputs(state, batch), labels, weights, mass, key,
+            )  # fmt: skip
+            return value, metrics | penalty
 
         rate = self.hp.discriminator_learning_rate(state.progress)
         after, _, metrics = self.descend(state, "discriminator", loss, rate)
         return after, metrics
 
     def discriminator_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        state, metrics = self.fit(state, batch)
+        state, metrics = self.fit(state, batch, key)
         return state._replace(step=state.step + 1), Aux(metrics)
 
     # --- what the runtime calls --------------------------------------------------------------------------------------
@@ -268,7 +246,7 @@ class Adversarial(Algorithm[G]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One step of the discriminator and one of the policy on the same batch: the algorithm used on its own."""
-        fitted, metrics = self.fit(state, batch)
+        fitted, metrics = self.fit(state, batch, key)
         state, aux = self.policy_step(fitted, batch, key)
         return state, Aux({**aux.metrics, **metrics}, aux.priority)
 
@@ -283,10 +261,8 @@ class GAIL(Adversarial[AdversarialHyper]):
             spec.obs_dim, action_code_size(spec.action), hp.discriminator_hidden_sizes, hp.activation
         )
 
-    def logits(self, params: Tensor, state: TrainState, rows: Batch) -> tuple[Tensor, Tensor]:
-        obs, actions, flag = self.with_absorbing(state, rows)
-        out = self.nets["discriminator"](params, obs, actions, flag)
-        return out[:-1], out[-1]
+    def inputs(self, state: TrainState, rows: Batch) -> Inputs:
+        return with_absorbing(self.seen(state, rows["states"]), action_code(self.spec.action, rows["actions"]))
 
     def reward(self, logits: Tensor) -> Tensor:
         return F.softplus(logits)  # -log(1 - D)
