@@ -82,6 +82,8 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
                 "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
+    "td_mpc2": {"size": "tiny", "plan_population": 8, "plan_elites": 3, "plan_policy_samples": 2, "plan_iterations": 2,
+                "pretrain": False, "dropout": 0.0},  # its draws have no row of their own
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},
     "bcq": {"vae_hidden_sizes": [16], "num_actions": 3, "num_actions_act": 5},
@@ -227,9 +229,9 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
             "state": algorithm.init_carry(size),
         }  # fmt: skip
-    if loop == "off_policy" and algorithm.recurrent:
-        steps = hp.burn_in + hp.sequence_length
-        walked = torch.as_tensor(g.integers(0, hp.n_step, (size, steps)))
+    if loop == "off_policy" and hp.sequence_settings:
+        steps = hp.replay_length
+        walked = torch.as_tensor(g.integers(0, getattr(hp, "n_step", 1), (size, steps)))
         return {
             "obs": normal(size, steps, spec.obs_dim), "next_obs": normal(size, steps, spec.obs_dim),
             "rewards": normal(size, steps), "actions": random_actions(spec, (size, steps), g),
@@ -283,7 +285,7 @@ def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:
     """The observations of a batch as a policy acts on them: of sequences the first step; some, where it has none."""
     if "obs" not in batch:
         return torch.linspace(-2.0, 2.0, BATCH * OBS_DIM).view(BATCH, OBS_DIM)
-    return batch["obs"][:, 0] if algorithm.recurrent else batch["obs"]
+    return batch["obs"][:, 0] if batch["obs"].ndim == 3 else batch["obs"]
 
 
 def clone(tree: Any) -> Any:
