@@ -48,7 +48,7 @@ class SimNorm(nn.Module):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.group)).softmax(-1).flatten(-2)
+        return x.view(*x.shape[:-1], -1, self.group).softmax(-1).flatten(-2)
 
 
 def to_latent(in_features: int, hidden_sizes: list[int], latent: int) -> nn.Sequential:
@@ -100,4 +100,4 @@ class TDMPC2Model(nn.Module):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
         for last in (self.model.reward[-1], self.critic.head):
-            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.get_parameter("weight"))

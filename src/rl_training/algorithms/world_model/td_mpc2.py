@@ -122,9 +122,10 @@ class TDMPC2Hyper(Hyper):
 
     @model_validator(mode="after")
     def _fits(self) -> TDMPC2Hyper:
+        most = self.plan_population
         for name in ("plan_elites", "plan_policy_samples"):
-            if getattr(self, name) > self.plan_population:
-                raise ValueError(f"{name} = {getattr(self, name)} is more than plan_population = {self.plan_population}")
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} = {getattr(self, name)} is more than plan_population = {most}")
         for low, high in (("plan_min_std", "plan_max_std"), ("discount_min", "discount_max")):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} = {getattr(self, low)} is more than {high} = {getattr(self, high)}")
@@ -224,7 +225,7 @@ class TDMPC2(Algorithm[TDMPC2Hyper]):
         lead = latent.shape[:-1]
         rows = (x.reshape(-1, x.shape[-1]) for x in (latent, actions))
         logits: Tensor = self.nets["critic"](critic, *rows, key, members)
-        return logits.unflatten(1, lead)
+        return logits.view(logits.shape[0], *lead, logits.shape[-1])
 
     def pair(self, critic: Params | Tensor, latent: Tensor, actions: Tensor, key: Tensor) -> Tensor:
         """Values of two critics drawn at random: [2, ...]."""
