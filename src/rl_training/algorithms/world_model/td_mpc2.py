@@ -204,7 +204,8 @@ class TDMPC2(Algorithm[TDMPC2Hyper]):
         return (ReplayPhase("update", self.train_step, times=self.updates_at),)
 
     def updates_at(self, env_steps: int) -> int:
-        """Updates in the turn that ends with this environment step: more in the first one that learns."""
+        """Updates in the turn that ends with this environment step: more in the first one that learns. (A distributed
+        run collects several steps at once and may miss that turn.)"""
         hp = self.hp
         first = hp.pretrain and env_steps < hp.learning_starts + self.num_envs
         return hp.gradient_steps + (hp.learning_starts if first else 0)
