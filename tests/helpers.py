@@ -84,6 +84,8 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
                 "train_ratio": 6.0, "warmup_updates": 0, "adam_eps": 1e-4},  # at 1e-20 a rounding error counts as 1
+    "td_mpc2": {"size": "tiny", "plan_population": 8, "plan_elites": 3, "plan_policy_samples": 2, "plan_iterations": 2,
+                "pretrain": False, "dropout": 0.0},  # its draws have no row of their own
     "recurrent_ppo": {"cell_size": 16, "sequence_length": 4},
     "acer": {"n_steps": 4, "batch_size": 4, "replay_ratio": 2, "learning_starts": 32},
     "decision_transformer": {"context_length": 4, "dropout": 0.0},

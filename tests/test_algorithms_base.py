@@ -85,7 +85,7 @@ def test_network_that_is_handed_in_reaches_the_inner_algorithm() -> None:
 # --- the carry -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["recurrent_ppo", "drqn", "dreamer", "decision_transformer", "pets", "sac"])
+@pytest.mark.parametrize("name", ["recurrent_ppo", "drqn", "dreamer", "decision_transformer", "pets", "td_mpc2", "sac"])
 def test_reset_carry_touches_only_the_rows_that_start(name: str) -> None:
     more = {"exploration": "ou"} if name == "sac" else {}
     algorithm = make_algorithm(name, **more)

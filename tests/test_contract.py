@@ -258,7 +258,7 @@ SHORT = {
 
 
 SHORT_MODEL = {"rollout_batch": 50, "model_retain_epochs": 0.1, "plan_horizon": 3, "plan_population": 8,
-               "plan_elites": 3, "plan_iterations": 1}  # fmt: skip
+               "plan_elites": 3, "plan_iterations": 1, "plan_policy_samples": 2}  # fmt: skip
 
 
 def _shortened(preset: str, output_dir: Any) -> Any:
@@ -277,7 +277,8 @@ def _shortened(preset: str, output_dir: Any) -> Any:
         kwargs |= {"n_steps": 3}
     if "train_freq" in entry.load().Hyper.model_fields:
         kwargs |= {"train_freq": 4, "gradient_steps": min(4, config.hyper().gradient_steps)}
-    if "model_hidden_sizes" in entry.load().Hyper.model_fields:
+    if {"model_hidden_sizes", "plan_population"} & entry.load().Hyper.model_fields.keys():
+        kwargs |= {"size": "tiny"} if "size" in entry.load().Hyper.model_fields else {}
         kwargs |= {k: v for k, v in {**SMALL_MODEL, **SHORT_MODEL}.items() if k in entry.load().Hyper.model_fields}
     if "dataset" in base.get("algo_kwargs", {}):  # a level, or an expert, would train its agent first
         named = base["algo_kwargs"]["dataset"]

@@ -32,7 +32,7 @@ from rl_training.ops.tree import tree_map, tree_stack
 onnxruntime = pytest.importorskip("onnxruntime")
 
 
-PLANNERS = ("pets",)  # their policy is a search through a model
+PLANNERS = ("pets", "td_mpc2")  # their policy is a search through a model
 CONTEXT = ("decision_transformer",)  # a memory of several arrays
 
 

@@ -35,6 +35,7 @@ UNSOURCED = {  # their comments mention a source only to say what is not taken f
     "qr_dqn/lunarlander": "chosen on other seeds; the zoo's settings scored less",
     "recurrent_ppo/cartpole_no_velocity": "budget and learning rate of the zoo, other rollouts",
     "sac/pendulum_many_updates": "policy settings of mbpo/pendulum",
+    "td_mpc2/pendulum": "the paper has no settings for this task",
     "td3_bc/pendulum": "another alpha than the paper's",
 }
 
@@ -157,6 +158,8 @@ RANDOM = {  # (mean score of uniform random actions, a good score): a bar lies a
     "rl_training/DoorKey-v0": (0.001, 0.8),
     "MountainCar-v0": (-200, -100.8),
     "DMControl/cartpole-swingup-v0": (28, 851),
+    "DMControl/walker-walk-v0": (28, 979),
+    "DMControl/cheetah-run-v0": (6, 844),
     "Atari/Boxing-v0": (0.1, 78),
 }
 MARGIN = 0.1

@@ -178,6 +178,8 @@ _TABLE: tuple[Entry, ...] = (
                loop="offline", actions=DISCRETE),
     _world_model("dreamer", "Dreamer", "dreamer:Dreamer",
                  "Actor-critic inside a learned world model: DreamerV3 (Hafner et al. 2023)"),
+    _world_model("td_mpc2", "TDMPC2", "td_mpc2:TDMPC2",
+                 "Planning in a learned latent space with a terminal value (Hansen et al. 2024)", actions=BOX),
     _offline("mopo", "MOPO", "mopo:MOPO", "MBPO on a dataset, penalised for model uncertainty (Yu et al. 2020)"),
     _offline("combo", "COMBO", "combo:COMBO",
              "Offline MBPO with critics that are conservative on model rollouts (Yu et al. 2021)"),

@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "elu": nn.ELU,
     "gelu": nn.GELU,
+    "mish": nn.Mish,
 }
 
 

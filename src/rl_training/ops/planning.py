@@ -1,8 +1,8 @@
-"""The cross-entropy method over sequences of actions in [-1, 1], with a fixed number of iterations: plain tensor code.
+"""Searches over sequences of actions in [-1, 1], with a fixed number of iterations: plain tensor code.
 
 CEM (Rubinstein 1999; Chua et al. 2018, section 5.2): sample plans, keep the best, move mean and std towards them.
 iCEM (Pinneri et al. 2020) adds time-correlated noise, keeps some elites from one iteration to the next, and includes
-the mean itself in the plans of the last iteration.
+the mean itself in the plans of the last iteration. MPPI weighs its elites by their scores.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,3 +75,56 @@ class CEM:
 def shift_plan(plan: Tensor) -> Tensor:
     """Move a plan [B, H, A] one step ahead in time; the last action is repeated."""
     return torch.cat([plan[:, 1:], plan[:, -1:]], 1)
+
+
+class Elites(NamedTuple):
+    """The best plans of an iteration of MPPI, and the Gaussian fitted to them."""
+
+    plans: Tensor  # [B, K, H, A]
+    weights: Tensor  # [B, K]; they sum to 1
+    mean: Tensor  # [B, H, A]
+    std: Tensor  # [B, H, A]
+
+
+@dataclass(frozen=True)
+class MPPI:
+    """Model-predictive path integral control with elites (Williams et al. 2015; TD-MPC, Hansen et al. 2022, Eq. 4): the
+    better an elite scores, the more it weighs in the next iteration's mean and std."""
+
+    horizon: int
+    actions: int  # dimensions of one action
+    population: int = 512
+    elites: int = 64
+    iterations: int = 6
+    min_std: float = 0.05
+    max_std: float = 2.0  # also the std of the first iteration
+    temperature: float = 0.5  # weights are softmax(temperature x score)
+
+    def fit(self, plans: Tensor, scores: Tensor) -> Elites:
+        """The elites of plans [B, N, H, A] with scores [B, N]."""
+        best = torch.topk(scores, self.elites, dim=-1)
+        chosen = best.indices.view(-1, self.elites, 1, 1).expand(-1, -1, self.horizon, self.actions)
+        plans = plans.gather(1, chosen)
+        weights = (self.temperature * best.values).softmax(-1)
+        share = weights.view(-1, self.elites, 1, 1)
+        mean = (share * plans).sum(1)
+        std = (share * (plans - mean.unsqueeze(1)).square()).sum(1).sqrt()
+        return Elites(plans, weights, mean, std.clamp(self.min_std, self.max_std))
+
+    def plan(self, score: Score, mean: Tensor, given: Tensor, key: Tensor) -> Elites:
+        """Improve a first guess [B, H, A]. The plans `given` [B, P, H, A] take part in every iteration."""
+        std = torch.full_like(mean, self.max_std)
+        drawn = (mean.shape[0], self.population - given.shape[1], self.horizon, self.actions)
+        for i in range(self.iterations):
+            noise = rng.normal(rng.fold(key, 2 * i), drawn)
+            plans = torch.cat([given, (mean.unsqueeze(1) + std.unsqueeze(1) * noise).clamp(-1.0, 1.0)], 1)
+            found = self.fit(plans, score(plans, rng.fold(key, 2 * i + 1)))
+            mean, std = found.mean, found.std
+        return found
+
+    def sample(self, found: Elites, key: Tensor) -> Tensor:
+        """The first action of an elite drawn by its weight, with noise of the fitted std: [B, A]."""
+        weights, std = found.weights, found.std[:, 0]
+        number = (weights.log() + rng.gumbel(rng.fold(key, 0), tuple(weights.shape))).argmax(-1)
+        action = found.plans[:, :, 0].gather(1, number.view(-1, 1, 1).expand(-1, 1, self.actions)).squeeze(1)
+        return (action + std * rng.normal(rng.fold(key, 1), tuple(std.shape))).clamp(-1.0, 1.0)
