@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Choice, Obs, TrainState, Tree
 from rl_training.algorithms.hyper import (
+    AugmentFields,
     NetworkHyper,
     ObservationFields,
     OffPolicyHyper,
@@ -18,7 +19,7 @@ from rl_training.algorithms.hyper import (
     Widths,
     constant,
 )
-from rl_training.algorithms.observations import ObservationReader, normalises
+from rl_training.algorithms.observations import ObservationReader, augmentation, normalises
 from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
 from rl_training.errors import UserError
@@ -48,7 +49,7 @@ class ContinuousFields(NetworkHyper):
     """Hindsight replay for goal environments: `{strategy: future, n_sampled_goal: 4}`; empty: off."""
 
 
-class ContinuousHyper(ObservationFields, ContinuousFields, OffPolicyHyper):
+class ContinuousHyper(ObservationFields, AugmentFields, ContinuousFields, OffPolicyHyper):
     """Settings of online algorithms."""
 
     learning_starts: int = Field(100, ge=0)
@@ -127,7 +128,7 @@ class ContinuousControl(Algorithm[C]):
         hp, network = self.hp, self.nets[self.actor].module
         self.actor_net = ActorNet(self.nets[self.actor])
         self.dist = (SquashedGaussian if self.squash == "tanh" else DiagGaussian)(self.spec.action.dim)
-        self.reader = ObservationReader(self.spec, normalises(hp))
+        self.reader = ObservationReader(self.spec, normalises(hp), augmentation(self.spec, hp, self.name))
         features = int(getattr(network, "features", 0))
         if hp.exploration == "gsde" and not features:
             raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")

@@ -113,7 +113,7 @@ class SAC(ContinuousControl[S]):
     ) -> tuple[TrainState, Aux]:
         """`actor`: is the policy due? None asks `policy_delay`, at the cost of computing it every time."""
         hp = self.hp
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state, metrics, error = self.critic_step(state, batch, key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)

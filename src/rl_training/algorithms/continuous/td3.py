@@ -125,7 +125,7 @@ class TD3(ContinuousControl[D]):
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
     ) -> tuple[TrainState, Aux]:
         """`actor`: are policy and targets due? None asks `policy_delay`, at the cost of computing them every time."""
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state, metrics, error = self.critic_step(state, batch, key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)

@@ -68,7 +68,7 @@ class C51DQN(DQN[C51Hyper]):
         return TD(loss, q, projected, divergence.clamp(min=0.0), {"clip": projected - expected})
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state, metrics, td = self.q_step(self.support.hold_rewards(state, batch), batch, key)
         state, clipped = self.support.widen(state, td.parts["clip"], batch["weights"])
         return state, Aux({**metrics, "target_clipped": clipped}, td.priority)
