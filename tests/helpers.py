@@ -279,6 +279,39 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
 
 
+IMAGE = ArraySpec((3, 15, 15), "uint8")
+
+
+def pictures(*shape: int, seed: int = 0) -> Tensor:
+    """Random images."""
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def make_on_images(name: str, observation: Any = IMAGE, **fields: Any) -> Any:
+    """A quick algorithm for image observations."""
+    entry = registry.entry(name)
+    spec = EnvSpec("Pictures-v0", observation, ACTION_SPECS[entry.actions[0]])
+    return entry.load()(spec, num_envs=2, **{**small_fields(name), **fields})
+
+
+def image_batch(algorithm: Algorithm[Any], seed: int = 0, size: int = 6) -> dict[str, Tensor]:
+    """A random batch whose observations are images; rows of sequences for a recurrent algorithm."""
+    lead = (size, algorithm.hp.replay_length) if algorithm.recurrent else (size,)
+    g = np.random.default_rng(seed)
+    batch = {
+        "obs": pictures(*lead, *IMAGE.shape, seed=2 * seed),
+        "next_obs": pictures(*lead, *IMAGE.shape, seed=2 * seed + 1),
+        "rewards": torch.as_tensor(g.standard_normal(lead), dtype=torch.float32), "discounts": torch.full(lead, 0.9),
+        "actions": random_actions(algorithm.spec, lead, g),
+        "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+    }  # fmt: skip
+    if algorithm.recurrent:
+        batch |= {"is_first": torch.zeros(lead, dtype=torch.bool), "mask": torch.ones(lead, dtype=torch.bool)}
+        batch["bootstrap"] = torch.arange(lead[1]).expand(lead)
+        batch |= {name: torch.zeros(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()}
+    return batch
+
+
 def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:
     """The observations of a batch as a policy acts on them: of sequences the first step; some, where it has none."""
     if "obs" not in batch:

@@ -6,22 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ACTION_SPECS, assert_near, assert_same_bits, small_fields
+from helpers import IMAGE, assert_near, assert_same_bits, image_batch, make_on_images, pictures
 
 from rl_training import registry
 from rl_training.errors import UserError
 from rl_training.ops import rng
 from rl_training.ops.images import shift_images
-from rl_training.spec import ArraySpec, EnvSpec
+from rl_training.spec import ArraySpec
 
 KEY = rng.key_from_seed(5)
 PAD = 4
-FRAMES = ArraySpec((3, 9, 9), "uint8")
 AUGMENTED = sorted(n for n, e in registry.entries().items() if "augment" in e.load().Hyper.model_fields)
-
-
-def pictures(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 def padded_and_cropped(images: torch.Tensor, moved: torch.Tensor, pad: int) -> torch.Tensor:
@@ -95,37 +90,10 @@ def test_shift_is_the_same_under_vmap_and_compiled() -> None:
 # --- in an update ----------------------------------------------------------------------------------------------------
 
 
-def make(name: str, observation: Any = FRAMES, **fields: Any) -> Any:
-    entry = registry.entry(name)
-    spec = EnvSpec("Pictures-v0", observation, ACTION_SPECS[entry.actions[0]])
-    return entry.load()(spec, num_envs=2, **{**small_fields(name), **fields})
-
-
-def image_batch(algorithm: Any, rows: int = 6) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    lead = (rows, algorithm.hp.replay_length) if algorithm.recurrent else (rows,)
-    shape = (*lead, *FRAMES.shape)
-    action = algorithm.spec.action
-    batch = {
-        "obs": pictures(*shape), "next_obs": pictures(*shape, seed=1),
-        "rewards": torch.randn(lead, generator=generator), "discounts": torch.full(lead, 0.9),
-        "weights": torch.rand(rows, generator=generator),
-        "actions": torch.randint(0, 3, lead, generator=generator) if action.discrete
-        else 2.0 * torch.rand((*lead, action.dim), generator=generator) - 1.0,
-    }  # fmt: skip
-    if algorithm.recurrent:
-        batch |= {
-            "is_first": torch.zeros(lead, dtype=torch.bool), "mask": torch.ones(lead, dtype=torch.bool),
-            "bootstrap": torch.arange(lead[1]).expand(lead),
-        }  # fmt: skip
-        batch |= {name: torch.zeros(rows, *shape) for name, (shape, _) in algorithm.extra_columns().items()}
-    return batch
-
-
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_update_learns_from_shifted_images(name: str) -> None:
     """It is the plain update on a batch whose images were shifted by hand, each side with its own draw."""
-    algorithm, plain = make(name, augment="shift", augment_pad=2), make(name)
+    algorithm, plain = make_on_images(name, augment="shift", augment_pad=2), make_on_images(name)
     state, batch = algorithm.init_state(0), image_batch(algorithm)
     key = rng.fold(KEY, 11)
     by_hand = {
@@ -143,7 +111,7 @@ def test_update_learns_from_shifted_images(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac"])
 def test_seeds_of_a_study_shift_on_their_own(name: str) -> None:
-    algorithm = make(name, augment="shift")
+    algorithm = make_on_images(name, augment="shift")
     batch, keys = image_batch(algorithm), [rng.fold(KEY, i) for i in range(2)]
     states = [algorithm.init_state(i) for i in range(2)]
     alone = [algorithm.train_step(state, batch, key)[0] for state, key in zip(states, keys)]
@@ -159,17 +127,17 @@ def test_seeds_of_a_study_shift_on_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
 def test_acting_sees_the_images_as_they_are(name: str) -> None:
-    algorithm, plain = make(name, augment="shift"), make(name)
-    state, obs = plain.init_state(0), pictures(6, *FRAMES.shape)
+    algorithm, plain = make_on_images(name, augment="shift"), make_on_images(name)
+    state, obs = plain.init_state(0), pictures(6, *IMAGE.shape)
     _, action, _ = algorithm.select_action(state, (), obs, KEY, explore=False)
     assert torch.equal(action, plain.select_action(state, (), obs, KEY, explore=False)[1])
     assert torch.equal(algorithm.value(state, obs), plain.value(state, obs))
 
 
 def test_only_the_images_of_a_mixed_observation_are_shifted() -> None:
-    mixed = {"image": FRAMES, "other": FRAMES, "vector": ArraySpec((3,))}
-    algorithm = make("sac", mixed, augment="shift")
-    obs = {"image": pictures(6, *FRAMES.shape), "other": pictures(6, *FRAMES.shape), "vector": torch.randn(6, 3)}
+    mixed = {"image": IMAGE, "other": IMAGE, "vector": ArraySpec((3,))}
+    algorithm = make_on_images("sac", mixed, augment="shift")
+    obs = {"image": pictures(6, *IMAGE.shape), "other": pictures(6, *IMAGE.shape), "vector": torch.randn(6, 3)}
     changed = algorithm.reader.augment.changed(obs, KEY)
     assert torch.equal(changed["vector"], obs["vector"])
     assert not torch.equal(changed["image"], changed["other"]), "each image has its own shift"
@@ -178,4 +146,4 @@ def test_only_the_images_of_a_mixed_observation_are_shifted() -> None:
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3", "discrete_sac"])
 def test_vectors_cannot_be_shifted(name: str) -> None:
     with pytest.raises(UserError, match=r"augment: shift needs image observations; Pictures-v0 has .*set it to none"):
-        make(name, ArraySpec((5,)), augment="shift")
+        make_on_images(name, ArraySpec((5,)), augment="shift")

@@ -19,6 +19,7 @@ OTHERS = {
     "InvertedDoublePendulum-v5": (60.0, 9360.0),
     "MountainCarContinuous-v0": (-33.0, 93.0),
     "DMControl/cartpole-swingup-v0": (28.0, 860.0),  # DreamerV3, Hafner et al. 2023
+    "DMControl/walker-walk-v0": (42.0, 960.0),  # DrQ-v2's repository
     "Atari/Boxing-v0": (0.1, 78.0),  # Mnih et al. 2015; DreamerV3
 }
 

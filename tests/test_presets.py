@@ -154,6 +154,7 @@ RANDOM = {  # (mean score of uniform random actions, a good score): a bar lies a
     "rl_training/PointGoal-v0": (0.1, 1.0),  # success rate
     "rl_training/TinyPixels-v0": (0.43, 3),
     "DMControl/cartpole-swingup-v0": (28, 851),
+    "DMControl/walker-walk-v0": (42, 960),
     "Atari/Boxing-v0": (0.1, 78),
 }
 MARGIN = 0.1

@@ -120,6 +120,8 @@ _TABLE: tuple[Entry, ...] = (
                 num_critics=1, policy_delay=1, target_policy_noise=0.0, prioritized=True, n_step=5,
                 exploration_noise=0.3),
     _continuous("td3", "TD3", "td3:TD3", "Twin delayed deterministic policy gradient (Fujimoto et al. 2018)"),
+    _continuous("drq_v2", "DrQV2", "drq_v2:DrQV2",
+                "DDPG with shifted images, one encoder and 3-step returns (Yarats et al. 2021)"),
     _continuous("naf", "NAF", "naf:NAF", "Q-learning with normalised advantage functions (Gu et al. 2016)"),
     _continuous("d4pg", "D4PG", "d4pg:D4PG", "Distributional deterministic policy gradient (Barth-Maron et al. 2018)"),
     _continuous("redq", "REDQ", "redq:REDQ", "SAC with randomised ensembles of critics (Chen et al. 2021)"),
