@@ -3,7 +3,7 @@
 The setting `critic` replaces the twin critics by another kind. REDQ, DroQ, TQC, CrossQ, RLPD, CQL, Cal-QL and EDAC are
 this class with a kind of critic and settings of their own.
 On images, actor and critics have an encoder each, as in Stable-Baselines3: the actor's loss trains the actor's, and the
-critics' loss trains theirs, which all critics of the ensemble share.
+critics' loss trains theirs, which all critics of the ensemble share. With `shared_encoder` there is one (shared.py).
 
 Deviations: none known; the actor uses the critics just updated.
 """

@@ -4,7 +4,7 @@ with remote actors (Ape-X, Horgan et al. 2018).
 DDPG is the same update with one critic, no delay and no smoothing. The setting `critic` replaces the critics by another
 kind; beside renormalised ones the actor has no target network either, as in CrossQ. TD3+BC and ReBRAC give it a
 `Regularizer`, which holds the policy to the actions of a dataset. On images, actor and critics have an encoder each, as
-in sac.py.
+in sac.py, or share one (`shared_encoder`).
 
 Deviations: in TD3, the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ...; in DDPG, noise is Gaussian by
 default (`exploration: ou` is the paper's), there is no weight decay, and the critic sees the action in its first layer.
