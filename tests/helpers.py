@@ -78,6 +78,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "mopo": SMALL_ROLLOUTS,
     "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "model_retain_epochs": 0.03, "gradient_steps": 2},
+    "bbf": {"n_step_start": 4, "n_step": 2, "jumps": 3, "cycle_steps": 20, "reset_every": 70},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
@@ -244,6 +245,16 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
         return {
             "obs": normal(size, steps, spec.obs_dim), "actions": random_actions(spec, (size, steps), g),
             "returns": normal(size, steps), "times": times.clamp(min=0), "mask": times >= 0,
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
+    if hasattr(hp, "jumps"):  # a transition and the steps that follow it
+        steps = max(hp.n_step_start, hp.jumps)
+        actions = random_actions(spec, (size, steps), g)
+        return {
+            "obs": normal(size, spec.obs_dim), "actions": actions[:, 0], "following_actions": actions,
+            "following_obs": normal(size, steps, spec.obs_dim), "following_rewards": normal(size, steps),
+            "following_terminated": flags(0.1, size, steps), "following_truncated": flags(0.1, size, steps),
+            "following_available": torch.arange(steps) <= torch.as_tensor(g.integers(0, steps, (size, 1))),
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     if loop in ("off_policy", "offline"):

@@ -88,6 +88,8 @@ _TABLE: tuple[Entry, ...] = (
            "Double, dueling, prioritised 3-step DQN with a ladder of exploration rates (Horgan et al. 2018)",
            double=True, dueling=True, prioritized=True, n_step=3, exploration_initial_eps=0.4,
            exploration_final_eps=0.4, exploration_ladder=7.0),
+    _value("bbf", "BBF", "bbf:BBF",
+           "Rainbow with a wide network, self-prediction and resets (Schwarzer et al. 2023)"),
     _value("qr_dqn", "QRDQN", "qr_dqn:QRDQN", "Quantile regression of the return (Dabney et al. 2018)"),
     _value("iqn", "IQN", "iqn:IQN", "Implicit quantile networks (Dabney et al. 2018)"),
     _value("fqf", "FQF", "fqf:FQF", "Quantiles at learned fractions (Yang et al. 2019)"),

@@ -92,8 +92,9 @@ class AugmentFields(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    augment: Literal["none", "shift"] = "none"
-    """Random changes of images: shift moves each by up to `augment_pad` pixels (Yarats et al. 2021)."""
+    augment: Literal["none", "shift", "shift_intensity"] = "none"
+    """Random changes of images: shift moves each by up to `augment_pad` pixels (Yarats et al. 2021); shift_intensity
+    also makes each up to 10 % brighter or darker (Schwarzer et al. 2021)."""
     augment_pad: int = Field(4, ge=1, le=64)
     """Pixels that shift moves an image by, at most, in each direction."""
 

@@ -18,7 +18,7 @@ from rl_training.envs.masks import split_mask
 from rl_training.errors import UserError
 from rl_training.models.torsos import Cnn
 from rl_training.ops import rng
-from rl_training.ops.images import shift_images
+from rl_training.ops.images import scale_intensity, shift_images
 from rl_training.ops.running_stats import Moments, init_moments, normalise, update_moments
 from rl_training.spec import MASK, ArraySpec, EnvSpec
 
@@ -51,6 +51,7 @@ class Augmentation:
 
     def __init__(self, spec: EnvSpec, settings: AugmentFields, owner: str) -> None:
         self.pad, seen = settings.augment_pad, spec.observation
+        self.intensity = settings.augment == "shift_intensity"
         parts = seen if isinstance(seen, dict) else {"": seen}
         self.images = {name: number for number, (name, part) in enumerate(parts.items()) if part.is_image}
         if not self.images:
@@ -62,9 +63,13 @@ class Augmentation:
     def changed(self, obs: Obs, key: Tensor) -> Obs:
         """The observations of a batch with each image changed; the other parts of a mixed observation stay."""
         if not isinstance(obs, dict):
-            return shift_images(obs, key, self.pad)
-        moved = {name: shift_images(obs[name], rng.fold(key, n), self.pad) for name, n in self.images.items()}
-        return {**obs, **moved}
+            return self.image(obs, key)
+        return {**obs, **{name: self.image(obs[name], rng.fold(key, n)) for name, n in self.images.items()}}
+
+    def image(self, images: Tensor, key: Tensor) -> Tensor:
+        """Changed images [B, ..., C, H, W]."""
+        shifted = shift_images(images, key, self.pad)
+        return scale_intensity(shifted, rng.fold(key, AUGMENT)) if self.intensity else shifted
 
     def __call__(self, batch: Batch, key: Tensor) -> Batch:
         """The batch with changed images; those of `obs` and `next_obs` change independently."""

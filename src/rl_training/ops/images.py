@@ -27,3 +27,10 @@ def shift_images(images: Tensor, key: Tensor, pad: int) -> Tensor:
 def _sources(moved: Tensor, size: int) -> Tensor:
     """Where each of `size` pixels comes from, after a move [B, 1]: [B, size]."""
     return (torch.arange(size, device=moved.device) + moved).clamp(0, size - 1)
+
+
+def scale_intensity(images: Tensor, key: Tensor, scale: float = 0.05) -> Tensor:
+    """Each row of images [B, ...] times 1 + scale x n, n standard normal and clipped to [-2, 2] (Schwarzer et al. 2021,
+    the authors' code)."""
+    noise = rng.normal(key, (images.shape[0],)).clamp(-2.0, 2.0)
+    return images.to(torch.float32) * (1.0 + scale * noise).view(-1, *[1] * (images.ndim - 1))

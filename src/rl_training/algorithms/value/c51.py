@@ -9,10 +9,10 @@ Deviations: defaults for small tasks (Adam at 1e-3).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.support import Support, SupportFields
@@ -30,7 +30,7 @@ class C51Hyper(SupportFields, DQNHyper):
 class C51DQN(DQN[C51Hyper]):
     Hyper = C51Hyper
     name = "c51_dqn"
-    network_class = C51QNetwork
+    network_class: ClassVar[type[nn.Module]] = C51QNetwork
     sizes = ("num_atoms", "v_min", "v_max")
 
     def setup(self) -> None:
@@ -58,7 +58,11 @@ class C51DQN(DQN[C51Hyper]):
         return project(under(returns, policy), rewards, discounts, self.atoms(params))
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
-        logits = take(self.outputs(params, batch["obs"], key), batch["actions"])  # [B, N]
+        return self.cross_entropy(params, self.outputs(params, batch["obs"], key), target, expected, batch)
+
+    def cross_entropy(self, params: Params, logits: Tensor, target: Tensor, expected: Tensor, batch: Batch) -> TD:
+        """The loss of logits [B, A, N] against target probabilities [B, N]."""
+        logits = take(logits, batch["actions"])  # [B, N]
         log_probs, probs = log_softmax_and_softmax(logits)
         loss = -(target * log_probs).sum(-1)  # cross entropy
         divergence = loss + torch.special.xlogy(target, target).sum(-1)  # minus the entropy of the target
