@@ -80,6 +80,7 @@ PER_ALGORITHM: dict[str, dict[str, Any]] = {
     "combo": {**SMALL_ROLLOUTS, "num_actions": 2, "actor_learning_rate": 1e-3},
     "mbpo": {**SMALL_MODEL, "rollout_batch": 20, "rollout_length": 2, "model_retain_epochs": 0.03, "gradient_steps": 2},
     "fast_td3": {"critic_hidden_sizes": [16]},
+    "bbf": {"n_step_start": 4, "n_step": 2, "jumps": 3, "cycle_steps": 20, "reset_every": 70},
     "drqn": {"target_update_interval": 30, "cell_size": 16, "batch_size": 8, "sequence_length": 4, "burn_in": 2,
              "overlap": 2},
     "dreamer": {"size": "tiny", "batch_size": 4, "batch_length": 6, "replay_period": 2, "imagination_length": 3,
@@ -263,6 +264,16 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "returns": normal(size, steps), "times": times.clamp(min=0), "mask": times >= 0,
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
+    if hasattr(hp, "jumps"):  # a transition and the steps that follow it
+        steps = max(hp.n_step_start, hp.jumps)
+        actions = random_actions(spec, (size, steps), g)
+        return {
+            "obs": normal(size, spec.obs_dim), "actions": actions[:, 0], "following_actions": actions,
+            "following_obs": normal(size, steps, spec.obs_dim), "following_rewards": normal(size, steps),
+            "following_terminated": flags(0.1, size, steps), "following_truncated": flags(0.1, size, steps),
+            "following_available": torch.arange(steps) <= torch.as_tensor(g.integers(0, steps, (size, 1))),
+            "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+        }  # fmt: skip
     if loop in ("off_policy", "offline"):
         more = {"returns": normal(size), "next_actions": random_actions(spec, (size,), g), "has_next": flags(0.8, size)}
         columns = algorithm.extra_columns()
@@ -301,6 +312,39 @@ def batch_for(algorithm: Algorithm[Any], seed: int = 0, size: int = BATCH) -> di
             "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
         }  # fmt: skip
     raise KeyError(f"{algorithm.name}: tests/helpers.py does not know the loop '{loop}'; add it to SMALL and batch_for")
+
+
+IMAGE = ArraySpec((3, 15, 15), "uint8")
+
+
+def pictures(*shape: int, seed: int = 0) -> Tensor:
+    """Random images."""
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def make_on_images(name: str, observation: Any = IMAGE, **fields: Any) -> Any:
+    """A quick algorithm for image observations."""
+    entry = registry.entry(name)
+    spec = EnvSpec("Pictures-v0", observation, ACTION_SPECS[entry.actions[0]])
+    return entry.load()(spec, num_envs=2, **{**small_fields(name), **fields})
+
+
+def image_batch(algorithm: Algorithm[Any], seed: int = 0, size: int = 6) -> dict[str, Tensor]:
+    """A random batch whose observations are images; rows of sequences for a recurrent algorithm."""
+    lead = (size, algorithm.hp.replay_length) if algorithm.recurrent else (size,)
+    g = np.random.default_rng(seed)
+    batch = {
+        "obs": pictures(*lead, *IMAGE.shape, seed=2 * seed),
+        "next_obs": pictures(*lead, *IMAGE.shape, seed=2 * seed + 1),
+        "rewards": torch.as_tensor(g.standard_normal(lead), dtype=torch.float32), "discounts": torch.full(lead, 0.9),
+        "actions": random_actions(algorithm.spec, lead, g),
+        "weights": torch.as_tensor(g.uniform(0.2, 1.0, size), dtype=torch.float32),
+    }  # fmt: skip
+    if algorithm.recurrent:
+        batch |= {"is_first": torch.zeros(lead, dtype=torch.bool), "mask": torch.ones(lead, dtype=torch.bool)}
+        batch["bootstrap"] = torch.arange(lead[1]).expand(lead)
+        batch |= {name: torch.zeros(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()}
+    return batch
 
 
 def acted_on(algorithm: Algorithm[Any], batch: dict[str, Tensor]) -> Tensor:

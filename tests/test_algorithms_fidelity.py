@@ -127,7 +127,7 @@ def test_each_loss_trains_its_own_encoder_of_images(name: str) -> None:
         parts = {key.split(".")[0] for key in old}
         return {part: any(not torch.equal(old[k], new[k]) for k in old if k.split(".")[0] == part) for part in parts}
 
-    critics, _, _ = algorithm.critic_step(start, batch, KEY)
+    critics, *_ = algorithm.critic_step(start, batch, KEY)
     assert moved(start, critics, "critic") == {"encoder": True, "hidden": True, "head": True}
     assert not any(moved(start, critics, "actor").values())
     actor, _ = algorithm.policy_step(critics, batch, KEY)

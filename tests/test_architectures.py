@@ -292,6 +292,20 @@ def test_mujoco_networks(name: str, critics: int, actor_outputs: int) -> None:
     assert count(critic) == critics * (((17 + A) * 256 + 256) + (256 * 256 + 256) + (256 + 1))
 
 
+@pytest.mark.parametrize(("name", "actor_outputs"), [("drq_v2", A), ("td3", A), ("sac", 2 * A)])
+def test_networks_of_drq_v2(name: str, actor_outputs: int) -> None:
+    """Yarats et al. 2021 on three frames in colour: four convolutions of 32 channels (84 -> 41 -> 39 -> 37 -> 35), and
+    in actor and critics a layer of 50 with LayerNorm, then two of 1024. The critics share the layer of 50."""
+    pixels = EnvSpec("walker", ArraySpec((9, 84, 84), "uint8"), CHEETAH.action)
+    made = registry.entry(name).load()(pixels, shared_encoder="drq", hidden_sizes=[1024, 1024]).modules
+    assert set(made) == {"encoder", "actor", "critic"}
+    assert count(made["encoder"]) == (9 * 9 * 32 + 32) + 3 * (9 * 32 * 32 + 32) == 30_368
+    layer = (32 * 35 * 35) * 50 + 50 + 2 * 50
+    hidden = 1024 * 1024 + 1024
+    assert count(made["actor"]) == layer + (50 * 1024 + 1024) + hidden + (1024 * actor_outputs + actor_outputs)
+    assert count(made["critic"]) == layer + 2 * (((50 + A) * 1024 + 1024) + hidden + (1024 + 1))
+
+
 @pytest.mark.parametrize(
     ("name", "observation", "action", "fields", "mark"),
     [

@@ -173,6 +173,7 @@ def _objective(metrics: dict[str, torch.Tensor]) -> float:
 FIXED: dict[str, dict[str, Any]] = {
     "fqf": {"hidden_sizes": [64, 64]},  # with one layer, the fractions would multiply the observation itself
     "sac": {"tau": 1e-6},
+    "bbf": {"gamma": 0.0, "gamma_start": 0.0, "n_step_start": 2, "spr_weight": 0.0},
     "a2c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "a3c": {"max_grad_norm": 0.0, "optimizer": "adam", "learning_rate": 2e-2},
     "trpo": {"learning_rate": 2e-2},

@@ -97,6 +97,29 @@ def test_state_continues_exactly(suite: Any) -> None:
     other.close()
 
 
+def test_images_are_stacked_newest_last(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a display: the n-th image that is drawn shows n."""
+    from rl_training.envs.dm_control import DMControl
+
+    drawn = iter(range(1, 100))
+    monkeypatch.setattr(DMControl, "_draw", lambda self, size: np.full((size, size, 3), next(drawn), np.uint8))
+    env = make_env(ENV, {"pixels": True, "size": 4, "stack": 3, "action_repeat": 2})
+    assert env.observation_space.shape == (9, 4, 4)
+    action = np.zeros(1, np.float32)
+    seen = [env.reset(seed=0)[0], *(env.step(action)[0] for _ in range(3)), env.reset(seed=0)[0]]
+    expected = [[2, 2, 2], [2, 2, 3], [2, 3, 4], [3, 4, 5], [6, 6, 6]]  # the first was drawn to try the display
+    assert [obs[::3, 0, 0].tolist() for obs in seen] == expected
+    assert all((obs == np.repeat(row, 3)[:, None, None]).all() for obs, row in zip(seen, expected)), "not overwritten"
+    env.close()
+
+
+def test_vectors_are_not_stacked() -> None:
+    from rl_training.envs.dm_control import DMControl
+
+    with pytest.raises(UserError, match=r"stack = 3: .* with pixels set to true"):
+        DMControl("cartpole", "swingup", stack=3)
+
+
 def test_pixels_give_images_of_the_camera(suite: Any) -> None:
     try:
         env = make_env("DMControl/walker-walk-v0", {"pixels": True, "size": 16})

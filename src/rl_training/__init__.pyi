@@ -45,7 +45,7 @@ class _Run(TypedDict, total=False):
     device: str
     execution: Literal["auto", "eager", "recorded", "compile", "cudagraph"]
     num_envs: int | None
-    vectorization: Literal["auto", "sync", "async", "vector", "envpool", "device"]
+    vectorization: Literal["auto", "sync", "threads", "async", "vector", "envpool", "device"]
     cluster: dict[str, Any] | None
     eval_episodes: int
     eval_deterministic: bool
@@ -89,6 +89,9 @@ class _OffPolicyHyper(_NetworkHyper, total=False):
     prioritized: bool
     prioritized_alpha: float
     prioritized_beta: float
+    reset_interval: int
+    reset_at: Sequence[int]
+    reset_share: float
     frame_stack: int
 
 class _OfflineHyper(_NetworkHyper, total=False):
@@ -115,8 +118,8 @@ class A2C(ManagedAlgorithm):
         activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
         optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
         n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
-        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
-        vf_coef: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
+        cnn: Literal["nature", "impala"] = ..., ent_coef: _Schedule = ..., vf_coef: float = ...,
+        rmsprop_alpha: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class A3C(ManagedAlgorithm):
@@ -127,26 +130,53 @@ class A3C(ManagedAlgorithm):
         activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
         optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
         n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
-        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
-        vf_coef: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
+        cnn: Literal["nature", "impala"] = ..., ent_coef: _Schedule = ..., vf_coef: float = ...,
+        rmsprop_alpha: float = ..., normalize_advantage: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
-class AIRL(ManagedAlgorithm):
-    """GAIL with a discriminator that learns a reward (Fu et al. 2018)"""
+class ACER(ManagedAlgorithm):
+    """Actor-critic with replayed rollouts, Retrace and a trust region (Wang et al. 2017)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        rmsprop_alpha: float = ..., n_steps: int = ..., replay_ratio: int = ..., batch_size: int = ...,
+        buffer_size: int = ..., learning_starts: int = ..., q_coef: float = ..., ent_coef: _Schedule = ...,
+        correction_term: float = ..., trust_region: bool = ..., alpha: float = ..., delta: float = ...,
+        cnn: Literal["nature", "impala"] = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class ACKTR(ManagedAlgorithm):
+    """A2C with Kronecker-factored natural gradients in a trust region (Wu et al. 2017)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
         activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
         optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
         n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., ent_coef: _Schedule = ..., vf_coef: float = ..., kfac_clip: float = ...,
+        kfac_damping: float = ..., kfac_decay: float = ..., kfac_update: int = ..., kfac_momentum: float = ...,
+        vf_fisher_coef: float = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class AIRL(ManagedAlgorithm):
+    """GAIL with a discriminator that learns a reward (Fu et al. 2018)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., normalize_observations: bool = ...,
+        discriminator_hidden_sizes: Sequence[int] = ..., discriminator_learning_rate: _Schedule = ...,
+        gradient_penalty: float = ..., absorbing_states: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
         cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
         ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
-        target_kl: float | None = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
-        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
-        expert_dataset_path: str | None = ..., discriminator_hidden_sizes: Sequence[int] = ...,
-        discriminator_learning_rate: _Schedule = ..., discriminator_batch_size: int = ...,
-        n_discriminator_epochs: int = ..., absorbing_states: bool = ..., bc_steps: int = ..., state_only: bool = ...,
-        reward_clip: float = ..., **settings: Unpack[_SharedTrunkFields],
+        target_kl: float | None = ..., normalize_advantage: bool = ..., discriminator_batch_size: int = ...,
+        n_discriminator_epochs: int = ..., bc_steps: int = ..., state_only: bool = ..., reward_clip: float = ...,
+        **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class APPO(ManagedAlgorithm):
@@ -198,10 +228,14 @@ class ApexDDPG(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
-        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
-        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., critic: str | dict[str, Any] = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class ApexDQN(ManagedAlgorithm):
@@ -213,7 +247,25 @@ class ApexDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class BBF(ManagedAlgorithm):
+    """Rainbow with a wide network, self-prediction and resets (Schwarzer et al. 2023)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_atoms: int = ..., v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ...,
+        n_step_start: int = ..., gamma_start: float = ..., cycle_steps: int = ..., jumps: int = ...,
+        spr_weight: float = ..., reset_every: int = ..., reset_until: float = ..., shrink_factor: float = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -233,6 +285,38 @@ class BCQ(ManagedAlgorithm):
         **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
+class BRO(ManagedAlgorithm):
+    """SAC with large quantile critics, resets and an optimistic policy that explores (Nauman et al. 2024)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., num_critics: int = ...,
+        num_quantiles: int = ..., top_quantiles_to_drop_per_net: int = ..., average_critics: bool = ...,
+        layer_norm: bool = ..., kl_target: float = ..., std_multiplier: float = ..., optimism_init: float = ...,
+        kl_weight_init: float = ..., dual_learning_rate: float = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class BootstrappedDQN(ManagedAlgorithm):
+    """DQN with heads that take turns to explore for whole episodes (Osband et al. 2016)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_heads: int = ..., mask_probability: float = ..., prior_scale: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
 class C51DQN(ManagedAlgorithm):
     """Categorical distribution of the return (Bellemare et al. 2017)"""
     def __init__(
@@ -242,8 +326,10 @@ class C51DQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_atoms: int = ...,
-        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., **settings: Unpack[_OffPolicyHyper],
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_atoms: int = ..., v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class COMBO(ManagedAlgorithm):
@@ -255,13 +341,14 @@ class COMBO(ManagedAlgorithm):
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
         model_holdout_size: int = ..., termination: str = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        model_retain_epochs: float = ..., penalty_coef: float = ..., rollout_freq: int = ..., cql_alpha: float = ...,
-        num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
-        **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., real_ratio: float = ...,
+        rollout_batch: int = ..., rollout_length: int = ..., rollout_length_final: int | None = ...,
+        rollout_schedule: Sequence[int] = ..., model_retain_epochs: float = ..., penalty_coef: float = ...,
+        rollout_freq: int = ..., cql_alpha: float = ..., num_actions: int = ..., backup_entropy: bool = ...,
+        actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CQL(ManagedAlgorithm):
@@ -269,10 +356,12 @@ class CQL(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
-        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
+        **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CRR(ManagedAlgorithm):
@@ -290,10 +379,12 @@ class CalQL(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
-        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OfflineHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
+        **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class CalQLOnline(ManagedAlgorithm):
@@ -302,10 +393,12 @@ class CalQLOnline(ManagedAlgorithm):
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., cql_alpha: float = ..., num_actions: int = ...,
-        backup_entropy: bool = ..., actor_learning_rate: _Schedule = ..., **settings: Unpack[_OffPolicyHyper],
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., cql_alpha: float = ...,
+        num_actions: int = ..., backup_entropy: bool = ..., actor_learning_rate: _Schedule = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class CrossQ(ManagedAlgorithm):
@@ -313,11 +406,14 @@ class CrossQ(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ...,
-        critic_hidden_sizes: Sequence[int] | None = ..., num_critics: int = ..., renorm_warmup: int = ...,
-        adam_beta1: float = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., num_critics: int = ...,
+        renorm_warmup: int = ..., adam_beta1: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class D4PG(ManagedAlgorithm):
@@ -325,9 +421,30 @@ class D4PG(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        exploration_noise: _Schedule = ..., num_atoms: int = ..., v_min: float | Literal["auto"] = ...,
-        v_max: float | Literal["auto"] = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., exploration_noise: _Schedule = ..., num_atoms: int = ...,
+        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class DAC(ManagedAlgorithm):
+    """GAIL off-policy: TD3 with a penalised discriminator (Kostrikov et al. 2019)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., discriminator_hidden_sizes: Sequence[int] = ...,
+        discriminator_learning_rate: _Schedule = ..., gradient_penalty: float = ..., absorbing_states: bool = ...,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., critic: str | dict[str, Any] = ..., layer_norm: bool = ...,
+        discriminator_batch_size: int = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DAgger(ManagedAlgorithm):
@@ -342,10 +459,14 @@ class DDPG(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
-        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
-        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., critic: str | dict[str, Any] = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DQN(ManagedAlgorithm):
@@ -357,7 +478,8 @@ class DQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -370,7 +492,8 @@ class DRQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         cell: Literal["lstm", "gru"] = ..., cell_size: int = ..., sequence_length: int = ..., burn_in: int = ...,
         overlap: int = ..., stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
         **settings: Unpack[_OffPolicyHyper],
@@ -404,13 +527,62 @@ class DiscreteIQL(ManagedAlgorithm):
         num_critics: int = ..., tau: float = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
+class DiscreteIQLearn(ManagedAlgorithm):
+    """IQ-Learn for discrete actions (Garg et al. 2021)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ..., prior_share: float = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., tau: float = ..., target_update_interval: int = ...,
+        exploration_fraction: float = ..., exploration_initial_eps: float = ..., exploration_final_eps: float = ...,
+        exploration_ladder: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
+        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
+        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
+        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        chi2_alpha: float = ..., value_term: Literal["value", "value_expert", "v0"] = ...,
+        regularize_policy: bool = ..., use_target: bool = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class DiscreteIQLearnOffline(ManagedAlgorithm):
+    """IQ-Learn for discrete actions from an expert's transitions alone (Garg et al. 2021)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., chi2_alpha: float = ..., value_term: Literal["value", "value_expert", "v0"] = ...,
+        regularize_policy: bool = ..., use_target: bool = ..., **settings: Unpack[_OfflineHyper],
+    ) -> None: ...
+
 class DiscreteSAC(ManagedAlgorithm):
     """Soft actor-critic with exact expectations over discrete actions (Christodoulou 2019)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
         normalize_observations: bool = ..., tau: float = ..., target_update_interval: int = ..., layer_norm: bool = ...,
         num_critics: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
         target_entropy_scale: float = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class DiscreteSQIL(ManagedAlgorithm):
+    """Soft Q-learning with reward 1 on an expert's transitions and 0 on its own (Reddy et al. 2020)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ..., prior_share: float = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., tau: float = ..., target_update_interval: int = ...,
+        exploration_fraction: float = ..., exploration_initial_eps: float = ..., exploration_final_eps: float = ...,
+        exploration_ladder: float = ..., double: bool = ..., dueling: bool = ..., noisy: bool = ...,
+        noisy_sigma: float = ..., target_rule: _TargetRule = ..., rule_temperature: float = ...,
+        rule_alpha: float = ..., munchausen_clip: float = ..., hysteretic: float = ...,
+        cnn: Literal["nature", "impala"] = ..., cnn_width: int = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class DoubleDQN(ManagedAlgorithm):
@@ -422,8 +594,21 @@ class DoubleDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class DrQV2(ManagedAlgorithm):
+    """DDPG with shifted images, one encoder and 3-step returns (Yarats et al. 2021)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., exploration_noise: _Schedule = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        noise_clip: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class Dreamer(ManagedAlgorithm):
@@ -444,9 +629,13 @@ class DroQ(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., num_critics: int = ...,
         num_target_critics: int = ..., layer_norm: bool = ..., dropout: float = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
@@ -460,7 +649,8 @@ class DuelingDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -469,10 +659,11 @@ class EDAC(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., target_update_interval: int = ...,
-        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., eta: float = ..., num_critics: int = ...,
-        **settings: Unpack[_OfflineHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., eta: float = ...,
+        num_critics: int = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class FQF(ManagedAlgorithm):
@@ -484,13 +675,54 @@ class FQF(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
-        kappa: float = ..., num_cosines: int = ..., fraction_learning_rate: _Schedule = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_quantiles: int = ..., kappa: float = ..., num_cosines: int = ..., fraction_learning_rate: _Schedule = ...,
         fraction_ent_coef: float = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class FQL(ManagedAlgorithm):
+    """A one-step policy distilled from a flow that clones the data (Park et al. 2025)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        layer_norm: bool = ..., num_critics: int = ..., q_agg: Literal["mean", "min"] = ..., tau: float = ...,
+        alpha: float = ..., normalize_q: bool = ..., flow_steps: int = ..., **settings: Unpack[_OfflineHyper],
+    ) -> None: ...
+
+class FastTD3(ManagedAlgorithm):
+    """TD3 with many environments, large batches and categorical critics (Seo et al. 2025)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
+        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ..., num_atoms: int = ...,
+        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., batch_per_env: int = ...,
+        exploration_noise_min: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class GAIL(ManagedAlgorithm):
     """Generative adversarial imitation with PPO (Ho & Ermon 2016)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., normalize_observations: bool = ...,
+        discriminator_hidden_sizes: Sequence[int] = ..., discriminator_learning_rate: _Schedule = ...,
+        gradient_penalty: float = ..., absorbing_states: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., discriminator_batch_size: int = ...,
+        n_discriminator_epochs: int = ..., bc_steps: int = ..., **settings: Unpack[_SharedTrunkFields],
+    ) -> None: ...
+
+class ICM(ManagedAlgorithm):
+    """PPO with a bonus for transitions that a learned model cannot predict (Pathak et al. 2017)"""
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
@@ -499,12 +731,11 @@ class GAIL(ManagedAlgorithm):
         n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
         cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
         ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
-        target_kl: float | None = ..., normalize_advantage: bool = ..., dataset: dict[str, Any] = ...,
-        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
-        expert_dataset_path: str | None = ..., discriminator_hidden_sizes: Sequence[int] = ...,
-        discriminator_learning_rate: _Schedule = ..., discriminator_batch_size: int = ...,
-        n_discriminator_epochs: int = ..., absorbing_states: bool = ..., bc_steps: int = ...,
-        **settings: Unpack[_SharedTrunkFields],
+        target_kl: float | None = ..., normalize_advantage: bool = ..., bonus: Literal["rnd", "icm"] = ...,
+        bonus_hidden_sizes: Sequence[int] = ..., bonus_features: int = ..., bonus_learning_rate: _Schedule = ...,
+        bonus_update_share: float = ..., beta: float = ..., eta: float = ..., intrinsic_gamma: float = ...,
+        extrinsic_coef: float = ..., intrinsic_coef: float = ..., episodic_bonus: bool = ...,
+        normalize_bonus: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class IMPALA(ManagedAlgorithm):
@@ -515,8 +746,8 @@ class IMPALA(ManagedAlgorithm):
         activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
         optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
         n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
-        cnn: Literal["nature", "impala"] = ..., rmsprop_alpha: float = ..., ent_coef: _Schedule = ...,
-        vf_coef: float = ..., policy_lag: int = ..., store_log_probs: bool = ..., rho_bar: float = ...,
+        cnn: Literal["nature", "impala"] = ..., ent_coef: _Schedule = ..., vf_coef: float = ...,
+        rmsprop_alpha: float = ..., policy_lag: int = ..., store_log_probs: bool = ..., rho_bar: float = ...,
         c_bar: float = ..., reduction: Literal["mean", "sum"] = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
@@ -541,6 +772,38 @@ class IQLOnline(ManagedAlgorithm):
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
+class IQLearn(ManagedAlgorithm):
+    """Inverse soft Q-learning from an expert's and its own transitions (Garg et al. 2021)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ..., prior_share: float = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ...,
+        ou_theta: float = ..., sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., chi2_alpha: float = ...,
+        value_term: Literal["value", "value_expert", "v0"] = ..., regularize_policy: bool = ..., use_target: bool = ...,
+        actor_learning_rate: _Schedule = ..., num_critics: int = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class IQLearnOffline(ManagedAlgorithm):
+    """Inverse soft Q-learning from an expert's transitions alone (Garg et al. 2021)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., chi2_alpha: float = ...,
+        value_term: Literal["value", "value_expert", "v0"] = ..., regularize_policy: bool = ..., use_target: bool = ...,
+        actor_learning_rate: _Schedule = ..., num_critics: int = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OfflineHyper],
+    ) -> None: ...
+
 class IQN(ManagedAlgorithm):
     """Implicit quantile networks (Dabney et al. 2018)"""
     def __init__(
@@ -550,9 +813,10 @@ class IQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
-        kappa: float = ..., num_tau_samples: int = ..., num_target_tau_samples: int = ..., num_cosines: int = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_quantiles: int = ..., kappa: float = ..., num_tau_samples: int = ..., num_target_tau_samples: int = ...,
+        num_cosines: int = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MARWIL(ManagedAlgorithm):
@@ -571,11 +835,12 @@ class MBPO(ManagedAlgorithm):
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
         model_holdout_size: int = ..., termination: str = ..., model_train_freq: int = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        model_retain_epochs: float = ..., **settings: Unpack[_OffPolicyHyper],
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., real_ratio: float = ...,
+        rollout_batch: int = ..., rollout_length: int = ..., rollout_length_final: int | None = ...,
+        rollout_schedule: Sequence[int] = ..., model_retain_epochs: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MOPO(ManagedAlgorithm):
@@ -587,12 +852,13 @@ class MOPO(ManagedAlgorithm):
         model_beta: float = ..., model_patience: int = ..., model_max_epochs: int = ..., model_holdout: float = ...,
         model_holdout_size: int = ..., termination: str = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
         ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., real_ratio: float = ..., rollout_batch: int = ...,
-        rollout_length: int = ..., rollout_length_final: int | None = ..., rollout_schedule: Sequence[int] = ...,
-        model_retain_epochs: float = ..., penalty_coef: float = ..., rollout_freq: int = ...,
-        **settings: Unpack[_OfflineHyper],
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., real_ratio: float = ...,
+        rollout_batch: int = ..., rollout_length: int = ..., rollout_length_final: int | None = ...,
+        rollout_schedule: Sequence[int] = ..., model_retain_epochs: float = ..., penalty_coef: float = ...,
+        rollout_freq: int = ..., **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class MPO(ManagedAlgorithm):
@@ -600,11 +866,12 @@ class MPO(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., num_critics: int = ..., num_samples: int = ..., epsilon: float = ...,
-        epsilon_mean: float = ..., epsilon_std: float = ..., dual_learning_rate: float = ...,
-        init_temperature: float = ..., init_alpha_mean: float = ..., init_alpha_std: float = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., target_update_interval: int = ..., num_critics: int = ...,
+        num_samples: int = ..., epsilon: float = ..., epsilon_mean: float = ..., epsilon_std: float = ...,
+        dual_learning_rate: float = ..., init_temperature: float = ..., init_alpha_mean: float = ...,
+        init_alpha_std: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class MunchausenDQN(ManagedAlgorithm):
@@ -616,7 +883,8 @@ class MunchausenDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -625,9 +893,10 @@ class NAF(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        exploration_noise: _Schedule = ..., reward_scale: float = ..., saturation_penalty: float = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., exploration_noise: _Schedule = ..., reward_scale: float = ...,
+        saturation_penalty: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class NStepDQN(ManagedAlgorithm):
@@ -639,7 +908,8 @@ class NStepDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -652,7 +922,8 @@ class NoisyDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -718,7 +989,8 @@ class PrioritizedDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
@@ -731,8 +1003,9 @@ class QRDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_quantiles: int = ...,
-        kappa: float = ..., **settings: Unpack[_OffPolicyHyper],
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_quantiles: int = ..., kappa: float = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class R2D2(ManagedAlgorithm):
@@ -744,7 +1017,8 @@ class R2D2(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
         cell: Literal["lstm", "gru"] = ..., cell_size: int = ..., sequence_length: int = ..., burn_in: int = ...,
         overlap: int = ..., stored_state: bool = ..., value_rescaling: bool = ..., priority_eta: float = ...,
         **settings: Unpack[_OffPolicyHyper],
@@ -755,9 +1029,13 @@ class REDQ(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., num_critics: int = ...,
         num_target_critics: int = ..., layer_norm: bool = ..., dropout: float = ...,
         **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
@@ -768,10 +1046,31 @@ class RLPD(ManagedAlgorithm):
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         dataset: dict[str, Any] = ..., prior_share: float = ..., tau: float = ...,
         exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ..., sde_sample_freq: int = ...,
-        her: dict[str, Any] | None = ..., normalize_observations: bool = ..., target_update_interval: int = ...,
-        policy_delay: int = ..., ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
-        target_entropy: float | Literal["auto"] = ..., num_critics: int = ..., num_target_critics: int = ...,
-        layer_norm: bool = ..., dropout: float = ..., **settings: Unpack[_OffPolicyHyper],
+        her: dict[str, Any] | None = ..., augment: Literal["none", "shift", "shift_intensity"] = ...,
+        augment_pad: int = ..., normalize_observations: bool = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        network: Literal["mlp", "simba", "bro"] = ..., critic_hidden_sizes: Sequence[int] | None = ...,
+        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
+        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ...,
+        num_critics: int = ..., num_target_critics: int = ..., layer_norm: bool = ..., dropout: float = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class RND(ManagedAlgorithm):
+    """PPO with a bonus for what a random network's imitator cannot predict (Burda et al. 2019)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        normalize_observations: bool = ..., hidden_sizes: Sequence[int] = ...,
+        activation: Literal["relu", "tanh", "silu", "elu", "gelu"] = ..., max_grad_norm: float = ...,
+        optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = ..., adam_eps: float = ..., weight_decay: float = ...,
+        n_steps: int = ..., gae_lambda: float = ..., normalize_rewards: bool = ..., log_std_init: float = ...,
+        cnn: Literal["nature", "impala"] = ..., batch_size: int = ..., n_epochs: int = ..., clip_range: _Schedule = ...,
+        ent_coef: _Schedule = ..., vf_coef: float = ..., clip_range_vf: _Schedule | None = ...,
+        target_kl: float | None = ..., normalize_advantage: bool = ..., bonus: Literal["rnd", "icm"] = ...,
+        bonus_hidden_sizes: Sequence[int] = ..., bonus_features: int = ..., bonus_learning_rate: _Schedule = ...,
+        bonus_update_share: float = ..., beta: float = ..., eta: float = ..., intrinsic_gamma: float = ...,
+        extrinsic_coef: float = ..., intrinsic_coef: float = ..., episodic_bonus: bool = ...,
+        normalize_bonus: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
 class RainbowDQN(ManagedAlgorithm):
@@ -783,8 +1082,10 @@ class RainbowDQN(ManagedAlgorithm):
         double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
         target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
         munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
-        cnn_width: int = ..., normalize_observations: bool = ..., layer_norm: bool = ..., num_atoms: int = ...,
-        v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ..., **settings: Unpack[_OffPolicyHyper],
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        num_atoms: int = ..., v_min: float | Literal["auto"] = ..., v_max: float | Literal["auto"] = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class ReBRAC(ManagedAlgorithm):
@@ -792,10 +1093,11 @@ class ReBRAC(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ...,
-        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
-        target_noise_clip: float = ..., actor_penalty: float = ..., critic_penalty: float = ...,
-        normalize_q: bool = ..., layer_norm: bool = ..., **settings: Unpack[_OfflineHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
+        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ...,
+        actor_penalty: float = ..., critic_penalty: float = ..., normalize_q: bool = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OfflineHyper],
     ) -> None: ...
 
 class RecurrentPPO(ManagedAlgorithm):
@@ -817,10 +1119,46 @@ class SAC(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., critic: str | dict[str, Any] = ...,
-        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ...,
+        critic: str | dict[str, Any] = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class SQIL(ManagedAlgorithm):
+    """SAC with reward 1 on an expert's transitions and 0 on its own (Reddy et al. 2020)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        dataset: dict[str, Any] = ..., prior_share: float = ...,
+        expert_dataset_kind: Literal["random", "policy", "replay", "npz", "hdf5", "minari"] | None = ...,
+        expert_dataset_path: str | None = ..., tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ...,
+        ou_theta: float = ..., sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ...,
+        critic: str | dict[str, Any] = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
+class SimBa(ManagedAlgorithm):
+    """SAC with residual LayerNorm networks, normalised observations and weight decay (Lee et al. 2024)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ...,
+        critic: str | dict[str, Any] = ..., layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3(ManagedAlgorithm):
@@ -828,10 +1166,14 @@ class TD3(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        exploration_noise: _Schedule = ..., num_critics: int = ..., policy_delay: int = ...,
-        target_policy_noise: float = ..., target_noise_clip: float = ..., critic: str | dict[str, Any] = ...,
-        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ...,
+        shared_encoder: Literal["none", "drq", "nature", "impala"] = ..., feature_dim: int = ...,
+        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
+        target_noise_clip: float = ..., critic: str | dict[str, Any] = ..., layer_norm: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TD3BC(ManagedAlgorithm):
@@ -839,10 +1181,26 @@ class TD3BC(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., exploration_noise: _Schedule = ...,
-        num_critics: int = ..., policy_delay: int = ..., target_policy_noise: float = ...,
-        target_noise_clip: float = ..., alpha: float = ..., normalize_observations: bool = ...,
-        **settings: Unpack[_OfflineHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., exploration_noise: _Schedule = ..., num_critics: int = ...,
+        policy_delay: int = ..., target_policy_noise: float = ..., target_noise_clip: float = ..., alpha: float = ...,
+        normalize_observations: bool = ..., **settings: Unpack[_OfflineHyper],
+    ) -> None: ...
+
+class TDMPC2(ManagedAlgorithm):
+    """Planning in a learned latent space with a terminal value (Hansen et al. 2024)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        size: Literal["tiny", "200k", "1m", "5m", "19m", "48m", "317m"] = ..., horizon: int = ...,
+        batch_size: int = ..., buffer_size: int = ..., learning_starts: int = ..., pretrain: bool = ...,
+        gradient_steps: int = ..., discount_denom: float = ..., discount_min: float = ..., discount_max: float = ...,
+        rho: float = ..., consistency_coef: float = ..., reward_coef: float = ..., value_coef: float = ...,
+        episodic: bool = ..., termination_coef: float = ..., ent_coef: float = ..., tau: float = ...,
+        dropout: float = ..., num_bins: int = ..., v_min: float = ..., v_max: float = ..., log_std_min: float = ...,
+        log_std_max: float = ..., encoder_lr_scale: float = ..., max_grad_norm: float = ..., adam_eps: float = ...,
+        actor_adam_eps: float = ..., plan: bool = ..., plan_population: int = ..., plan_elites: int = ...,
+        plan_policy_samples: int = ..., plan_iterations: int = ..., plan_min_std: float = ...,
+        plan_max_std: float = ..., plan_temperature: float = ..., **settings: Unpack[_Hyper],
     ) -> None: ...
 
 class TQC(ManagedAlgorithm):
@@ -850,11 +1208,15 @@ class TQC(ManagedAlgorithm):
     def __init__(
         self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
         tau: float = ..., exploration: Literal["gaussian", "ou", "gsde"] = ..., ou_theta: float = ...,
-        sde_sample_freq: int = ..., her: dict[str, Any] | None = ..., normalize_observations: bool = ...,
-        target_update_interval: int = ..., policy_delay: int = ..., ent_coef: float | Literal["auto"] = ...,
-        ent_coef_init: float = ..., target_entropy: float | Literal["auto"] = ..., num_critics: int = ...,
-        num_quantiles: int = ..., top_quantiles_to_drop_per_net: int = ..., layer_norm: bool = ...,
-        **settings: Unpack[_OffPolicyHyper],
+        sde_sample_freq: int = ..., her: dict[str, Any] | None = ...,
+        augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., shared_encoder: Literal["none", "drq", "nature", "impala"] = ...,
+        feature_dim: int = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        critic_hidden_sizes: Sequence[int] | None = ..., target_update_interval: int = ..., policy_delay: int = ...,
+        ent_coef: float | Literal["auto"] = ..., ent_coef_init: float = ...,
+        target_entropy: float | Literal["auto"] = ..., entropy_per_action: float = ..., num_critics: int = ...,
+        num_quantiles: int = ..., top_quantiles_to_drop_per_net: int = ..., average_critics: bool = ...,
+        layer_norm: bool = ..., **settings: Unpack[_OffPolicyHyper],
     ) -> None: ...
 
 class TRPO(ManagedAlgorithm):
@@ -878,6 +1240,8 @@ class XQL(ManagedAlgorithm):
 
 train_a2c: _Train
 train_a3c: _Train
+train_acer: _Train
+train_acktr: _Train
 train_airl: _Train
 train_apex_ddpg: _Train
 train_apex_dqn: _Train
@@ -885,8 +1249,11 @@ train_appo: _Train
 train_ars: _Train
 train_awac: _Train
 train_awac_online: _Train
+train_bbf: _Train
 train_bc: _Train
 train_bcq: _Train
+train_bootstrapped_dqn: _Train
+train_bro: _Train
 train_c51_dqn: _Train
 train_cal_ql: _Train
 train_cal_ql_online: _Train
@@ -895,22 +1262,32 @@ train_cql: _Train
 train_crossq: _Train
 train_crr: _Train
 train_d4pg: _Train
+train_dac: _Train
 train_dagger: _Train
 train_ddpg: _Train
 train_decision_transformer: _Train
 train_discrete_cql: _Train
+train_discrete_iq_learn: _Train
+train_discrete_iq_learn_offline: _Train
 train_discrete_iql: _Train
 train_discrete_sac: _Train
+train_discrete_sqil: _Train
 train_double_dqn: _Train
 train_dqn: _Train
 train_dreamer: _Train
 train_droq: _Train
+train_drq_v2: _Train
 train_drqn: _Train
 train_dueling_dqn: _Train
 train_edac: _Train
+train_fast_td3: _Train
 train_fqf: _Train
+train_fql: _Train
 train_gail: _Train
+train_icm: _Train
 train_impala: _Train
+train_iq_learn: _Train
+train_iq_learn_offline: _Train
 train_iql: _Train
 train_iql_online: _Train
 train_iqn: _Train
@@ -935,9 +1312,13 @@ train_rebrac: _Train
 train_recurrent_ppo: _Train
 train_redq: _Train
 train_rlpd: _Train
+train_rnd: _Train
 train_sac: _Train
+train_simba: _Train
+train_sqil: _Train
 train_td3: _Train
 train_td3_bc: _Train
+train_td_mpc2: _Train
 train_tqc: _Train
 train_trpo: _Train
 train_xql: _Train

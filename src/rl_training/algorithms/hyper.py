@@ -87,6 +87,18 @@ class ObservationFields(BaseModel):
     """Subtract the running mean and divide by the running deviation; part of the policy, saved with it."""
 
 
+class AugmentFields(BaseModel):
+    """Settings of how the images of a replayed batch are changed before an update learns from them."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    augment: Literal["none", "shift", "shift_intensity"] = "none"
+    """Random changes of images: shift moves each by up to `augment_pad` pixels (Yarats et al. 2021); shift_intensity
+    also makes each up to 10 % brighter or darker (Schwarzer et al. 2021)."""
+    augment_pad: int = Field(4, ge=1, le=64)
+    """Pixels that shift moves an image by, at most, in each direction."""
+
+
 class OffPolicyHyper(NetworkHyper):
     """Settings of replay, and how often an update is made."""
 

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.hyper import ObservationFields
+from rl_training.algorithms.hyper import AugmentFields, ObservationFields
 from rl_training.algorithms.state import Obs, TrainState
 from rl_training.data.dataset import TransitionDataset
 from rl_training.data.storage import Batch
 from rl_training.envs.masks import split_mask
 from rl_training.errors import UserError
 from rl_training.models.torsos import Cnn
+from rl_training.ops import rng
+from rl_training.ops.images import scale_intensity, shift_images
 from rl_training.ops.running_stats import Moments, init_moments, normalise, update_moments
 from rl_training.spec import MASK, ArraySpec, EnvSpec
 
@@ -41,10 +43,52 @@ def normalises(hyper: object) -> bool:
     return isinstance(hyper, ObservationFields) and hyper.normalize_observations
 
 
+AUGMENT = 11  # random stream within an update; those of algorithms and critics have smaller numbers
+
+
+class Augmentation:
+    """The random changes of images that the settings ask for."""
+
+    def __init__(self, spec: EnvSpec, settings: AugmentFields, owner: str) -> None:
+        self.pad, seen = settings.augment_pad, spec.observation
+        self.intensity = settings.augment == "shift_intensity"
+        parts = seen if isinstance(seen, dict) else {"": seen}
+        self.images = {name: number for number, (name, part) in enumerate(parts.items()) if part.is_image}
+        if not self.images:
+            raise UserError(
+                f"{owner}: augment: {settings.augment} needs image observations; {spec.env_id} has {seen}:"
+                " set it to none"
+            )
+
+    def changed(self, obs: Obs, key: Tensor) -> Obs:
+        """The observations of a batch with each image changed; the other parts of a mixed observation stay."""
+        if not isinstance(obs, dict):
+            return self.image(obs, key)
+        return {**obs, **{name: self.image(obs[name], rng.fold(key, n)) for name, n in self.images.items()}}
+
+    def image(self, images: Tensor, key: Tensor) -> Tensor:
+        """Changed images [B, ..., C, H, W]."""
+        shifted = shift_images(images, key, self.pad)
+        return scale_intensity(shifted, rng.fold(key, AUGMENT)) if self.intensity else shifted
+
+    def __call__(self, batch: Batch, key: Tensor) -> Batch:
+        """The batch with changed images; those of `obs` and `next_obs` change independently."""
+        key = rng.fold(key, AUGMENT)
+        read: Batch = {k: self.changed(batch[k], rng.fold(key, n)) for n, k in enumerate(("obs", "next_obs"))}
+        return {**batch, **read}
+
+
+def augmentation(spec: EnvSpec, hyper: object, owner: str) -> Augmentation | None:
+    """What an algorithm's settings ask for; None if images are learned from as they are."""
+    if not isinstance(hyper, AugmentFields) or hyper.augment == "none":
+        return None
+    return Augmentation(spec, hyper, owner)
+
+
 class ObservationReader:
-    def __init__(self, spec: EnvSpec, normalize: bool) -> None:
+    def __init__(self, spec: EnvSpec, normalize: bool, augment: Augmentation | None = None) -> None:
         check_can_normalise(spec, normalize)
-        self.spec, self.normalize = spec, normalize
+        self.spec, self.normalize, self.augment = spec, normalize, augment
 
     def init_extra(self) -> dict[str, Moments]:
         """The statistics before the first observation; nothing if observations are not normalised."""
@@ -67,9 +111,15 @@ class ObservationReader:
         rest, mask = self.split(obs)
         return self.normalised(extra, rest), mask
 
-    def learn(self, state: TrainState, batch: Batch, weights: Tensor) -> tuple[TrainState, Batch]:
-        """(the state with the observations of a replayed batch in its statistics, the batch with normalised ones).
-        `weights` has the shape of the rewards; rows of weight 0 do not count."""
+    def learn(
+        self, state: TrainState, batch: Batch, weights: Tensor, key: Tensor | None = None
+    ) -> tuple[TrainState, Batch]:
+        """(the state with the observations of a replayed batch in its statistics, the batch as it is learned from: with
+        normalised observations, or with changed images, which needs the key of the update). `weights` has the shape of
+        the rewards; rows of weight 0 do not count."""
+        if self.augment is not None:
+            assert key is not None, "an algorithm with the setting augment must pass the key of its update"
+            batch = self.augment(batch, key)
         if not self.normalize:
             return state, batch
         rows = self.split(batch["obs"])[0].flatten(0, -2)  # [B, D], or [B * T, D] of sequences

@@ -33,14 +33,17 @@ def _suite() -> Any:
 
 class DMControl(gym.Env[Any, Any]):
     """One task of the suite. The observation is the concatenation of all the task's observations; with `pixels`, it is
-    an image [size, size, 3] from `camera`. Each action is repeated `action_repeat` times and the rewards are summed."""
+    an image [size, size, 3] from `camera`, or the last `stack` images, newest last: [3 * stack, size, size]. Each
+    action is repeated `action_repeat` times and the rewards are summed."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 40}
 
     def __init__(
         self, domain: str, task: str, *, pixels: bool = False, size: int = 64, camera: int = 0,
-        action_repeat: int = 1, render_mode: str | None = None,
+        action_repeat: int = 1, stack: int = 1, render_mode: str | None = None,
     ) -> None:  # fmt: skip
+        if stack < 1 or (stack > 1 and not pixels):
+            raise UserError(f"stack = {stack}: give the number of images in an observation, with pixels set to true")
         suite = _suite()
         shimmy = importlib.import_module("shimmy.dm_control_compatibility")
         try:
@@ -56,7 +59,9 @@ class DMControl(gym.Env[Any, Any]):
         self.action_space = spaces.Box(-1.0, 1.0, self._env.action_space.shape, np.float32)
         self._low, self._high = self._env.action_space.low, self._env.action_space.high
         if pixels:
-            self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
+            self._stack = np.zeros((stack, 3, size, size), np.uint8)
+            shape = (3 * stack, size, size) if stack > 1 else (size, size, 3)
+            self.observation_space = spaces.Box(0, 255, shape, np.uint8)
             self._draw(size)
         else:
             length = sum(int(np.prod(space.shape)) for space in self._env.observation_space.values())
@@ -65,7 +70,7 @@ class DMControl(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         obs, _ = self._env.reset(seed=seed)
-        return self._obs(obs), {}
+        return self._obs(obs, first=True), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         action = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * (self._high - self._low)
@@ -77,9 +82,15 @@ class DMControl(gym.Env[Any, Any]):
                 break
         return self._obs(obs), total, bool(terminated), bool(truncated), {}
 
-    def _obs(self, parts: dict[str, Any]) -> Array:
+    def _obs(self, parts: dict[str, Any], first: bool = False) -> Array:
         if self._size is not None:
-            return self._draw(self._size)
+            image, stack = self._draw(self._size), self._stack
+            if len(stack) == 1:
+                return image
+            stack[:] = image.transpose(2, 0, 1) if first else np.roll(stack, -1, 0)
+            stack[-1] = image.transpose(2, 0, 1)
+            flat: Array = stack.reshape(self.observation_space.shape).copy()
+            return flat
         vector: Array = np.concatenate([np.ravel(part) for part in parts.values()]).astype(np.float32)
         return vector
 

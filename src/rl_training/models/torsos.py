@@ -17,6 +17,7 @@ from rl_training.spec import ArraySpec, EnvSpec
 
 Obs = Tensor | dict[str, Tensor]
 Cnn = Literal["nature", "impala"]
+Convolutions = Cnn | Literal["drq"]
 
 
 def mlp(
@@ -54,8 +55,12 @@ class ConvolutionalNetwork(Keyed):
         self.linear = orthogonal(linear, gain) if linear is not None and gain is not None else linear
 
     def forward(self, image: Tensor, key: Tensor | None = None) -> Tensor:
-        x = nn.functional.relu(self.convs(image.to(torch.float32) * (1.0 / 255.0))).flatten(1)
+        x = nn.functional.relu(self.convs(self.scaled(image))).flatten(1)
         return x if self.linear is None else nn.functional.relu(call(self.linear, x, key, 0))
+
+    def scaled(self, image: Tensor) -> Tensor:
+        """Bytes as numbers in [0, 1]."""
+        return image.to(torch.float32) * (1.0 / 255.0)
 
 
 class NatureCNN(ConvolutionalNetwork):
@@ -123,24 +128,52 @@ class ImpalaCNN(ConvolutionalNetwork):
         self.connect(channels * height * length, features, gain, sigma)
 
 
-def _conv3(channels: int, out: int, gain: float | None) -> nn.Module:
-    conv = nn.Conv2d(channels, out, 3, padding=1)
+class DrQCNN(ConvolutionalNetwork):
+    """The encoder of Yarats et al. 2021: four 3x3 convolutions of 32 channels (times `width`), the first with stride 2,
+    on pixels in [-1/2, 1/2]."""
+
+    def __init__(
+        self, shape: tuple[int, ...], features: int = 50, gain: float | None = None, *, width: int = 1,
+        sigma: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        channels, height, length = shape
+        if min(height, length) < 15:
+            raise UserError(f"the drq encoder needs images of at least 15 x 15 pixels, not {height} x {length}")
+        layers: list[nn.Module] = []
+        for stride in (2, 1, 1, 1):
+            layers += [_conv3(channels, 32 * width, gain, stride, 0), nn.ReLU()]
+            channels = 32 * width
+            height, length = ((side - 3) // stride + 1 for side in (height, length))
+        self.convs = nn.Sequential(*layers[:-1])  # the last activation is in `forward`
+        self.connect(channels * height * length, features, gain, sigma)
+
+    def scaled(self, image: Tensor) -> Tensor:
+        return super().scaled(image) - 0.5
+
+
+def _conv3(channels: int, out: int, gain: float | None, stride: int = 1, padding: int = 1) -> nn.Module:
+    conv = nn.Conv2d(channels, out, 3, stride, padding)
     return conv if gain is None else orthogonal(conv, gain)
 
 
+_KINDS: dict[str, type[ConvolutionalNetwork]] = {"nature": NatureCNN, "impala": ImpalaCNN, "drq": DrQCNN}
+
+
 def image_network(
-    shape: tuple[int, ...], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1, sigma: float = 0.0
-) -> ConvolutionalNetwork:
-    kind = ImpalaCNN if cnn == "impala" else NatureCNN
-    return kind(shape, features, gain, width=width, sigma=sigma)
+    shape: tuple[int, ...], features: int, gain: float | None, cnn: Convolutions = "nature", width: int = 1,
+    sigma: float = 0.0,
+) -> ConvolutionalNetwork:  # fmt: skip
+    network: ConvolutionalNetwork = _KINDS[cnn](shape, features, gain, width=width, sigma=sigma)
+    return network
 
 
 class MixedTorso(Keyed):
     """For images and vectors together: the features of each image, concatenated with the vectors."""
 
     def __init__(
-        self, parts: dict[str, ArraySpec], features: int, gain: float | None, cnn: Cnn = "nature", width: int = 1,
-        sigma: float = 0.0,
+        self, parts: dict[str, ArraySpec], features: int, gain: float | None, cnn: Convolutions = "nature",
+        width: int = 1, sigma: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         images = {k: image_network(s.shape, features, gain, cnn, width, sigma) for k, s in parts.items() if s.is_image}
@@ -190,18 +223,18 @@ def blank_observations(spec: EnvSpec) -> Any:
     return {name: zeros(part) for name, part in seen.items()} if isinstance(seen, dict) else zeros(seen)
 
 
-FEATURES: dict[Cnn, int] = {"nature": 512, "impala": 256}  # width of the papers' fully connected layer
+FEATURES: dict[str, int] = {"nature": 512, "impala": 256, "drq": 50}  # width of the papers' fully connected layer
 
 
 def observation_encoder(
-    spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Cnn = "nature", width: int = 1,
+    spec: EnvSpec, features: int | None = None, gain: float | None = None, cnn: Convolutions = "nature", width: int = 1,
     sigma: float = 0.0,
 ) -> tuple[nn.Module, int]:  # fmt: skip
     """(network, output size) that maps an observation to a vector: the identity for vectors, a CNN for images, or both;
     or the user's own network.
 
-    `features` of the image network defaults to the paper's: 512 (nature) or 256 (impala); 0 leaves out its fully
-    connected layer. With several parts, each image has half as many.
+    `features` of the image network defaults to the paper's: 512 (nature), 256 (impala) or 50 (drq); 0 leaves out its
+    fully connected layer. With several parts, each image has half as many.
     """
     if spec.features is not None:
         own = OwnFeatures(spec)

@@ -10,7 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Algorithm, Choice, Obs, TrainState, Tree
+from rl_training.algorithms.continuous.shared import shared_encoder_of
 from rl_training.algorithms.hyper import (
+    AugmentFields,
     NetworkHyper,
     ObservationFields,
     OffPolicyHyper,
@@ -18,9 +20,10 @@ from rl_training.algorithms.hyper import (
     Widths,
     constant,
 )
-from rl_training.algorithms.observations import ObservationReader, normalises
+from rl_training.algorithms.observations import ObservationReader, augmentation, normalises
 from rl_training.algorithms.phases import ReplayPhase
 from rl_training.data.her import HerOptions
+from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.renorm import RenormActor
 from rl_training.models.residual import Network
@@ -68,7 +71,7 @@ class ActorCriticFields(ContinuousFields):
         }
 
 
-class ContinuousHyper(ObservationFields, ContinuousFields, OffPolicyHyper):
+class ContinuousHyper(ObservationFields, AugmentFields, ContinuousFields, OffPolicyHyper):
     """Settings of online algorithms."""
 
     learning_starts: int = Field(100, ge=0)
@@ -147,11 +150,21 @@ class ContinuousControl(Algorithm[C]):
         hp, network = self.hp, self.nets[self.actor].module
         self.actor_net = ActorNet(self.nets[self.actor])
         self.dist = (SquashedGaussian if self.squash == "tanh" else DiagGaussian)(self.spec.action.dim)
-        self.reader = ObservationReader(self.spec, normalises(hp))
+        self.reader = ObservationReader(self.spec, normalises(hp), augmentation(self.spec, hp, self.name))
+        self.encoder = shared_encoder_of(self)
         features = int(getattr(network, "features", 0))
         if hp.exploration == "gsde" and not features:
             raise UserError(f"{self.name}: exploration gsde needs an actor with `features`, its last width")
         self.exploration = Exploration(hp.exploration, self.spec.action.dim, features, hp.ou_theta, hp.sde_sample_freq)
+
+    def read(self, state: TrainState, obs: Obs) -> Obs:
+        """Observations as actor and critics read them: normalised, or the features of a shared encoder."""
+        seen = self.reader.normalised(state.extra, obs)
+        return seen if self.encoder is None else self.encoder(state, seen)
+
+    def read_next(self, state: TrainState, batch: Batch) -> Batch:
+        """The batch with the features of the next observations in their place, if there is a shared encoder."""
+        return batch if self.encoder is None else {**batch, "next_obs": self.encoder(state, batch["next_obs"])}
 
     def phases(self) -> tuple[ReplayPhase, ...]:
         """With `policy_delay` there are two kinds of update; those of the critics alone skip the rest."""
@@ -166,7 +179,7 @@ class ContinuousControl(Algorithm[C]):
         return self.exploration.init(batch)
 
     def select_action(self, state: TrainState, carry: Tree, obs: Obs, key: Tensor, *, explore: bool) -> Choice:
-        mean, deviation, features = self.behaviour(state, self.reader.normalised(state.extra, obs))
+        mean, deviation, features = self.behaviour(state, self.read(state, obs))
         if explore:
             carry, noise = self.exploration.noise(carry, key, mean.shape[0], features)
             mean = mean + deviation * noise

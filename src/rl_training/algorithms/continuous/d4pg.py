@@ -111,7 +111,7 @@ class D4PG(ContinuousControl[D4PGHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp = self.hp
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state = self.support.hold_rewards(state, batch)
         rate, obs, atoms = hp.learning_rate(state.progress), batch["obs"], self.atoms_of(state)
         target_probs, expected = self.target(state, batch)

@@ -105,9 +105,11 @@ class FastTD3(TD3[FastTD3Hyper]):
 
     # --- learning ------------------------------------------------------------------------------------------------
 
-    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
-        state, metrics, error = super().critic_step(state, batch, key)
-        return super().follow(state), metrics, error  # after every update, not only after those of the policy
+    def critic_step(
+        self, state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
+        state, batch, metrics, error = super().critic_step(state, batch, key)
+        return super().follow(state), batch, metrics, error  # after every update, not only after those of the policy
 
     def follow(self, state: TrainState) -> TrainState:
         return state

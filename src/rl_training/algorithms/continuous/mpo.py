@@ -112,7 +112,7 @@ class MPO(ContinuousControl[MPOHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, actor, critic = self.hp, self.nets["actor"], self.nets["critic"]
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         next_obs, weights, rate = batch["next_obs"], batch["weights"], hp.learning_rate(state.progress)
 
         old_mean, old_log_std = self.dist.split(actor(state.target["actor"], next_obs))  # [B, A]

@@ -56,7 +56,7 @@ class NAF(ContinuousControl[NAFHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         net, hp = self.nets["q"], self.hp
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         batch = {**batch, "rewards": hp.reward_scale * batch["rewards"]}
         next_value = net(state.target["q"], batch["next_obs"])[1]
         target = batch["rewards"] + batch["discounts"] * next_value

@@ -4,7 +4,7 @@ residual networks (models/residual.py), normalised observations and weight decay
 The setting `critic` replaces the twin critics by another kind. REDQ, DroQ, TQC, CrossQ, RLPD, CQL, Cal-QL and EDAC are
 this class with a kind of critic and settings of their own.
 On images, actor and critics have an encoder each, as in Stable-Baselines3: the actor's loss trains the actor's, and the
-critics' loss trains theirs, which all critics of the ensemble share.
+critics' loss trains theirs, which all critics of the ensemble share. With `shared_encoder` there is one (shared.py).
 
 Deviations: the actor uses the critics just updated. In SimBa, the statistics of observations are those of the replayed
 batches instead of those of each observation once, and log-deviations are clamped to [-5, 2] instead of squashed into
@@ -25,6 +25,7 @@ from rl_training.algorithms.continuous.base import ActorCriticFields, Continuous
 from rl_training.algorithms.continuous.critics.base import POLICY, CriticOptions, Extra, Owner
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
 from rl_training.algorithms.continuous.critics.setting import CriticSetting
+from rl_training.algorithms.continuous.shared import SharedEncoderFields, make_networks
 from rl_training.algorithms.hyper import Hyper, Temperature
 from rl_training.data.storage import Batch
 from rl_training.ops import rng
@@ -59,7 +60,7 @@ class SACFields(ActorCriticFields):
         return self.learning_rate
 
 
-class SACReplayHyper(SACFields, ContinuousHyper):
+class SACReplayHyper(SACFields, SharedEncoderFields, ContinuousHyper):
     """Settings of SAC with replay."""
 
 
@@ -83,9 +84,12 @@ class SAC(ContinuousControl[S]):
     targets: tuple[str, ...] = ("critic",)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
-        model = hp.critic_options().model(spec, actor_outputs=2, **hp.architecture())
-        return self.named_networks(model)
+        hp, options = self.hp, self.hp.critic_options()
+
+        def model(seen: EnvSpec) -> nn.Module:
+            return options.model(seen, actor_outputs=2, **hp.architecture())
+
+        return self.named_networks(make_networks(hp, spec, self.name, model, options.kind, options.can_share))
 
     def setup(self) -> None:
         super().setup()
@@ -93,7 +97,7 @@ class SAC(ContinuousControl[S]):
         self.alpha_adam = Optimizer()
         target = hp.target_entropy
         self.target_entropy = hp.entropy_per_action * dim if target == "auto" else float(target)
-        self.critic = hp.critic_options().build(Owner(self, self.propose, 0.5, "smallest"))
+        self.critic = hp.critic_options().build(Owner(self, self.propose, 0.5, "smallest", self.encoder))
         self.targets = () if self.critic.renormalised else ("critic",)
         self.actor_rate = hp.actor_rate()
 
@@ -117,8 +121,8 @@ class SAC(ContinuousControl[S]):
     ) -> tuple[TrainState, Aux]:
         """`actor`: is the policy due? None asks `policy_delay`, at the cost of computing it every time."""
         hp = self.hp
-        state, batch = self.reader.learn(state, batch, batch["weights"])
-        state, metrics, error = self.critic_step(state, batch, key)
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
+        state, batch, metrics, error = self.critic_step(state, self.read_next(state, batch), key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)
             state = improved if actor else delayed(state.step, hp.policy_delay, improved, state)
@@ -127,15 +131,17 @@ class SAC(ContinuousControl[S]):
         slow = {k: periodic(v, critic, step, hp.target_update_interval, hp.tau) for k, v in state.target.items()}
         return state._replace(target=slow, step=step), Aux(metrics, error)
 
-    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
-        """The state with new critics, metrics, and the error of every sample."""
+    def critic_step(
+        self, state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
+        """The state with new critics, the batch as the policy reads it, metrics, and the error of every sample."""
         alpha = torch.exp(state.extra["log_alpha"])
         next_action, next_log_prob = self.dist.sample_and_log_prob(
             self.actor_net(state.params["actor"], state.extra, batch["next_obs"]), rng.fold(key, 0)
         )
         bonus = -alpha * next_log_prob  # of the soft value, Eq. 3
-        state, metrics, error = self.critic.update(state, batch, next_action, bonus, key)
-        return state, {**metrics, "ent_coef": alpha}, error
+        state, batch, metrics, error = self.critic.update(state, batch, next_action, bonus, key)
+        return state, batch, {**metrics, "ent_coef": alpha}, error
 
     def policy_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor]]:
         """The state with new policy and temperature, and metrics."""
@@ -160,5 +166,5 @@ class SAC(ContinuousControl[S]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action: the return, without the entropy bonus of this step."""
-        seen = self.reader.normalised(state.extra, obs)
+        seen = self.read(state, obs)
         return self.critic.value(state.params["critic"], state.extra, seen, self.greedy(state, obs))

@@ -4,7 +4,7 @@ with remote actors (Ape-X, Horgan et al. 2018).
 DDPG is the same update with one critic, no delay and no smoothing. The setting `critic` replaces the critics by another
 kind; beside renormalised ones the actor has no target network either, as in CrossQ. TD3+BC and ReBRAC give it a
 `Regularizer`, which holds the policy to the actions of a dataset. On images, actor and critics have an encoder each, as
-in sac.py.
+in sac.py, or share one (`shared_encoder`).
 
 Deviations: in TD3, the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ...; in DDPG, noise is Gaussian by
 default (`exploration: ou` is the paper's), there is no weight decay, and the critic sees the action in its first layer.
@@ -30,6 +30,7 @@ from rl_training.algorithms.continuous.base import (
 from rl_training.algorithms.continuous.critics.base import POLICY, CriticOptions, Extra, Owner
 from rl_training.algorithms.continuous.critics.ensemble import TwinOptions
 from rl_training.algorithms.continuous.critics.setting import CriticSetting
+from rl_training.algorithms.continuous.shared import SharedEncoderFields, make_networks
 from rl_training.algorithms.hyper import Hyper
 from rl_training.data.storage import Batch
 from rl_training.ops import rng
@@ -58,7 +59,7 @@ class TD3Fields(DeterministicFields, ActorCriticFields):
         return TwinOptions()
 
 
-class TD3Hyper(TD3Fields, DeterministicHyper):
+class TD3Hyper(TD3Fields, SharedEncoderFields, DeterministicHyper):
     """Settings of TD3 with replay."""
 
     critic: CriticSetting = TwinOptions()
@@ -92,13 +93,16 @@ class TD3(ContinuousControl[D]):
     climbs: ClassVar[Literal["smallest", "first"]] = "first"  # the policy follows the first critic (Algorithm 1)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
-        hp = self.hp
-        model = hp.critic_options().model(spec, actor_outputs=1, num_critics=hp.num_critics, **hp.architecture())
-        return self.named_networks(model)
+        hp, options = self.hp, self.hp.critic_options()
+
+        def model(seen: EnvSpec) -> nn.Module:
+            return options.model(seen, actor_outputs=1, num_critics=hp.num_critics, **hp.architecture())
+
+        return self.named_networks(make_networks(hp, spec, self.name, model, options.kind, options.can_share))
 
     def setup(self) -> None:
         super().setup()
-        self.critic = self.hp.critic_options().build(Owner(self, self.propose, 1.0, self.climbs))
+        self.critic = self.hp.critic_options().build(Owner(self, self.propose, 1.0, self.climbs, self.encoder))
         self.targets = () if self.critic.renormalised else ("actor", "critic")
         self.dist = SquashedGaussian(self.spec.action.dim)
         self.regularizer = Regularizer()
@@ -124,16 +128,18 @@ class TD3(ContinuousControl[D]):
         self, state: TrainState, batch: Batch, key: Tensor, actor: bool | None = None
     ) -> tuple[TrainState, Aux]:
         """`actor`: are policy and targets due? None asks `policy_delay`, at the cost of computing them every time."""
-        state, batch = self.reader.learn(state, batch, batch["weights"])
-        state, metrics, error = self.critic_step(state, batch, key)
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
+        state, batch, metrics, error = self.critic_step(state, self.read_next(state, batch), key)
         if actor is not False:
             improved, more = self.policy_step(state, batch, key)
             state = improved if actor else delayed(state.step, self.hp.policy_delay, improved, state)
             metrics |= more
         return state._replace(step=state.step + 1), Aux(metrics, error)
 
-    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
-        """The state with new critics, metrics, and the error of every sample."""
+    def critic_step(
+        self, state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
+        """The state with new critics, the batch as the policy reads it, metrics, and the error of every sample."""
         actor = state.target.get("actor", state.params["actor"])
         next_action = self.target_action(actor, state.extra, batch["next_obs"], key)
         bonus = self.regularizer.next_bonus(batch, next_action)
@@ -160,5 +166,5 @@ class TD3(ContinuousControl[D]):
 
     def value(self, state: TrainState, obs: Obs) -> Tensor:
         """The critics' value of the deterministic action."""
-        seen = self.reader.normalised(state.extra, obs)
+        seen = self.read(state, obs)
         return self.critic.value(state.params["critic"], state.extra, seen, self.greedy(state, obs))

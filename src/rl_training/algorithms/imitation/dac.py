@@ -136,7 +136,9 @@ class DAC(TD3[DACHyper]):
 
     # --- the policy --------------------------------------------------------------------------------------------------
 
-    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+    def critic_step(
+        self, state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
         rewards = self.rewards(state, batch["obs"], batch["actions"])
         return super().critic_step(state, {**batch, "rewards": rewards}, key)
 

@@ -117,7 +117,9 @@ class IQLearn(SAC[I]):
     Hyper: ClassVar[type[Hyper]] = IQLearnHyper
     name = "iq_learn"
 
-    def critic_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+    def critic_step(
+        self, state: TrainState, batch: Batch, key: Tensor
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
         hp, critic, obs, next_obs = self.hp, self.critic, batch["obs"], batch["next_obs"]
         alpha = torch.exp(state.extra["log_alpha"])
 
@@ -141,7 +143,7 @@ class IQLearn(SAC[I]):
 
         after, _, parts, grad_norm = self.descend_with_norm(state, "critic", loss)
         reward = parts.pop("reward")
-        return after, {**parts, "grad_norm": grad_norm, "ent_coef": alpha}, reward.abs()
+        return after, batch, {**parts, "grad_norm": grad_norm, "ent_coef": alpha}, reward.abs()
 
 
 class IQLearnOffline(IQLearn[IQLearnOfflineHyper]):

@@ -9,10 +9,10 @@ Deviations: defaults for small tasks (Adam at 1e-3).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import Aux, Obs, TrainState
 from rl_training.algorithms.support import Support, SupportFields
@@ -30,7 +30,7 @@ class C51Hyper(SupportFields, DQNHyper):
 class C51DQN(DQN[C51Hyper]):
     Hyper = C51Hyper
     name = "c51_dqn"
-    network_class = C51QNetwork
+    network_class: ClassVar[type[nn.Module]] = C51QNetwork
     sizes = ("num_atoms", "v_min", "v_max")
 
     def setup(self) -> None:
@@ -58,7 +58,11 @@ class C51DQN(DQN[C51Hyper]):
         return project(under(returns, policy), rewards, discounts, self.atoms(params))
 
     def td_loss(self, params: Params, target: Tensor, expected: Tensor, batch: Batch, key: Tensor | None) -> TD:
-        logits = take(self.outputs(params, batch["obs"], key), batch["actions"])  # [B, N]
+        return self.cross_entropy(params, self.outputs(params, batch["obs"], key), target, expected, batch)
+
+    def cross_entropy(self, params: Params, logits: Tensor, target: Tensor, expected: Tensor, batch: Batch) -> TD:
+        """The loss of logits [B, A, N] against target probabilities [B, N]."""
+        logits = take(logits, batch["actions"])  # [B, N]
         log_probs, probs = log_softmax_and_softmax(logits)
         loss = -(target * log_probs).sum(-1)  # cross entropy
         divergence = loss + torch.special.xlogy(target, target).sum(-1)  # minus the entropy of the target
@@ -68,7 +72,7 @@ class C51DQN(DQN[C51Hyper]):
         return TD(loss, q, projected, divergence.clamp(min=0.0), {"clip": projected - expected})
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state, metrics, td = self.q_step(self.support.hold_rewards(state, batch), batch, key)
         state, clipped = self.support.widen(state, td.parts["clip"], batch["weights"])
         return state, Aux({**metrics, "target_clipped": clipped}, td.priority)

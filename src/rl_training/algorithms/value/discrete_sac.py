@@ -15,8 +15,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import ObservationFields, OffPolicyHyper, Positive, Temperature, constant
-from rl_training.algorithms.observations import ObservationReader
+from rl_training.algorithms.hyper import (
+    AugmentFields,
+    ObservationFields,
+    OffPolicyHyper,
+    Positive,
+    Temperature,
+    constant,
+)
+from rl_training.algorithms.observations import ObservationReader, augmentation
 from rl_training.data.storage import Batch
 from rl_training.envs.masks import split_mask
 from rl_training.models.value import DiscreteSACModel
@@ -29,7 +36,7 @@ from rl_training.spec import EnvSpec
 Params = dict[str, Tensor]
 
 
-class DiscreteSACHyper(ObservationFields, OffPolicyHyper):
+class DiscreteSACHyper(ObservationFields, AugmentFields, OffPolicyHyper):
     learning_rate: Positive = constant(3e-4)
     """Step size of actor, critics and temperature; a number or a schedule."""
     batch_size: int = Field(64, ge=1)
@@ -65,7 +72,9 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
         return self.named_networks(model)
 
     def setup(self) -> None:
-        self.reader = ObservationReader(self.spec, self.hp.normalize_observations)
+        self.reader = ObservationReader(
+            self.spec, self.hp.normalize_observations, augmentation(self.spec, self.hp, self.name)
+        )
         self.alpha_adam = Optimizer(eps=self.hp.adam_eps)
         self.target_entropy = self.hp.target_entropy_scale * math.log(self.spec.action.n)  # if every action is allowed
 
@@ -101,7 +110,7 @@ class DiscreteSAC(Algorithm[DiscreteSACHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         hp, critic, weights = self.hp, self.critics, batch["weights"]
-        state, batch = self.reader.learn(state, batch, weights)
+        state, batch = self.reader.learn(state, batch, weights, key)
         obs, next_obs = batch["obs"], batch["next_obs"]
         alpha = torch.exp(state.extra["log_alpha"])
 

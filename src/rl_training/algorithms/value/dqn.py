@@ -21,8 +21,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Aux, Choice, Obs, TrainState, Tree
-from rl_training.algorithms.hyper import Hyper, NetworkHyper, ObservationFields, OffPolicyHyper, Positive, constant
-from rl_training.algorithms.observations import ObservationReader, normalises
+from rl_training.algorithms.hyper import (
+    AugmentFields,
+    Hyper,
+    NetworkHyper,
+    ObservationFields,
+    OffPolicyHyper,
+    Positive,
+    constant,
+)
+from rl_training.algorithms.observations import ObservationReader, augmentation, normalises
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -82,7 +90,7 @@ class DQNFields(NetworkHyper):
     """Factor on the channels of that network."""
 
 
-class DQNHyper(ObservationFields, DQNFields, OffPolicyHyper):
+class DQNHyper(ObservationFields, AugmentFields, DQNFields, OffPolicyHyper):
     batch_size: int = Field(64, ge=1)
     buffer_size: int = Field(100_000, ge=1)
     layer_norm: bool = False
@@ -168,7 +176,7 @@ class DQN(Algorithm[D]):
         self.target_every = self.target_period()
         self.options = {name: self.option(name) for name in ("dueling", "noisy", *self.sizes)}
         self.noisy = bool(self.options["noisy"])
-        self.reader = ObservationReader(self.spec, normalises(self.hp))
+        self.reader = ObservationReader(self.spec, normalises(self.hp), augmentation(self.spec, self.hp, self.name))
 
     def init_extra(self) -> dict[str, Any]:
         return {**self.reader.init_extra()}
@@ -260,7 +268,7 @@ class DQN(Algorithm[D]):
         return target, expected
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         state, metrics, td = self.q_step(state, batch, key)
         return state, Aux(metrics, td.priority)
 

@@ -171,7 +171,7 @@ class DRQN(DQN[DRQNHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         burn_in = self.hp.burn_in
-        state, batch = self.reader.learn(state, batch, batch["mask"] * batch["weights"].unsqueeze(-1))
+        state, batch = self.reader.learn(state, batch, batch["mask"] * batch["weights"].unsqueeze(-1), key)
         in_time: Batch = {k: tree_map(lambda x: x.transpose(0, 1), v) for k, v in batch.items() if k not in _WHOLE}
         first = in_time["is_first"]
         first = torch.cat([torch.zeros_like(first[:1]), first[1:]])  # the state already belongs to the first step

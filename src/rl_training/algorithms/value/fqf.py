@@ -94,7 +94,7 @@ class FQF(DQN[FQFHyper]):
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """Update the value network as in DQN, then the proposal, with the quantile function from before this update."""
         hp, before, weights = self.hp, state.params, batch["weights"]
-        state, batch = self.reader.learn(state, batch, weights)
+        state, batch = self.reader.learn(state, batch, weights, key)
         state, metrics, td = self.q_step(state, batch, key)
         features = td.parts["features"]
         noise = rng.fold(key, 1) if self.noisy else None  # the noise of the prediction

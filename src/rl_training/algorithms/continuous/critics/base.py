@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Algorithm, Loss, Obs, TrainState
+from rl_training.algorithms.continuous.shared import SharedEncoder
 from rl_training.algorithms.hyper import Settings
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError, did_you_mean, explain
@@ -41,10 +42,12 @@ class Owner(NamedTuple):
     """What a critic has to know about the algorithm that uses it."""
 
     algorithm: Algorithm[Any]
-    propose: Callable[[TrainState, Obs, Tensor, int], tuple[Tensor, Tensor]]
-    """(state, obs, key, N) -> actions near the policy's [N, B, A] and their log-densities [N, B]."""
+    propose: Callable[[TrainState, Obs, Tensor, int], tuple[Tensor, Tensor]] | None
+    """(state, obs, key, N) -> actions near the policy's [N, B, A] and their log-densities [N, B]. Conservative critics
+    alone need it."""
     error_weight: float  # factor of the squared errors
     climbs: Literal["smallest", "first"]  # which of two critics the policy climbs, where the kind leaves it open
+    encoder: SharedEncoder | None = None  # the encoder of images that learns with the critics and that the actor reads
 
 
 def squared_error(q: Tensor, target: Tensor, weight: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,22 +116,27 @@ class Critic:
 
     def update(
         self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[TrainState, dict[str, Tensor], Tensor]:
-        """One step of the critic networks: the state, metrics, and the absolute error of each sample [B]."""
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
+        """One step of the critic networks: the state, the batch as the policy reads it, metrics, and the absolute error
+        of each sample [B]. A shared encoder learns too, and the policy then reads its features."""
         weights, stream = batch["weights"], self.stream(key, LOSS)
+        algorithm, encoder = self.owner.algorithm, self.owner.encoder
 
-        def mean_loss(params: Tensor) -> tuple[Tensor, Report]:
-            loss, report = self.loss(params, state, batch, next_action, bonus, stream)
+        def mean_loss(params: Tensor, obs: Obs = batch["obs"]) -> tuple[Tensor, Report]:
+            loss, report = self.loss(params, state, {**batch, "obs": obs}, next_action, bonus, stream)
             return weighted_mean(loss, weights), report
 
-        after, loss, report, grad_norm = self.owner.algorithm.descend_with_norm(state, "critic", mean_loss)
+        if encoder is None:
+            after, loss, report, grad_norm = algorithm.descend_with_norm(state, "critic", mean_loss)
+        else:
+            after, batch, loss, report, grad_norm = encoder.descend(state, batch, mean_loss)
         metrics = {
             "critic_loss": loss,
             "q_value_mean": weighted_mean(report.q, weights),
             "target_mean": weighted_mean(report.target, weights),
             "grad_norm": grad_norm,
         }
-        return after._replace(extra={**state.extra, **report.extra}), metrics, report.error
+        return after._replace(extra={**state.extra, **report.extra}), batch, metrics, report.error
 
 
 class CriticFields(Settings):
@@ -141,6 +149,7 @@ K = TypeVar("K", bound="CriticOptions")
 class CriticOptions(CriticFields):
     """A kind of critic with its settings: the value of the setting `critic`."""
 
+    can_share: ClassVar[bool] = True  # can it learn together with an encoder that the actor reads too?
     kind: str
 
     @classmethod

@@ -7,7 +7,7 @@ ends.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from rl_training.ops.losses import weighted_mean
 
 
 class CategoricalOptions(SupportFields, CriticOptions):
+    can_share: ClassVar[bool] = False
     kind: Literal["categorical"] = "categorical"
 
     def build(self, owner: Owner) -> Critic:
@@ -63,7 +64,7 @@ class CategoricalCritic(Critic):
 
     def update(
         self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
         if bonus is not None:  # a reward that comes with the next value
             batch = {**batch, "rewards": batch["rewards"] + batch["discounts"] * bonus}
         weights, state = batch["weights"], self.support.hold_rewards(state, batch)
@@ -85,7 +86,7 @@ class CategoricalCritic(Critic):
             "grad_norm": grad_norm,
             "target_clipped": clipped,
         }
-        return after, metrics, error
+        return after, batch, metrics, error
 
     def policy_value(self, params: Tensor, extra: Extra, obs: Obs, action: Tensor, key: Tensor | None) -> Tensor:
         values: Tensor = self.net(params, obs, action).softmax(-1) @ self.atoms(extra)  # [E, B]

@@ -66,7 +66,7 @@ class HLGaussCritic(Critic):
 
     def update(
         self, state: TrainState, batch: Batch, next_action: Tensor, bonus: Tensor | None, key: Tensor
-    ) -> tuple[TrainState, dict[str, Tensor], Tensor]:
+    ) -> tuple[TrainState, Batch, dict[str, Tensor], Tensor]:
         return super().update(self.support.hold_rewards(state, batch), batch, next_action, bonus, key)
 
     def loss(

@@ -11,7 +11,7 @@ of fewer of them is pessimistic enough.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -39,6 +39,7 @@ BaseCritic = Annotated[BaseKinds, Field(discriminator="kind"), one_of(BaseKinds)
 
 
 class PenalisedOptions(CriticOptions):
+    can_share: ClassVar[bool] = False
     base: BaseCritic = TwinOptions()
     """The critics that the penalty is added to: twin, subset, dropout or quantile, with their own options."""
 
@@ -101,6 +102,7 @@ class ConservativeCritic(PenalisedCritic):
     def soft_maximum(self, params: Tensor, state: TrainState, batch: Batch, key: Tensor) -> Tensor:
         """log of the integral of exp Q(s, a) over the actions, by importance sampling: [E, B]."""
         count, dim, propose = self.options.num_actions, self.owner.algorithm.spec.action.dim, self.owner.propose
+        assert propose is not None
         here, log_here = propose(state, batch["obs"], rng.fold(key, 0), count)
         there, log_there = propose(state, batch["next_obs"], rng.fold(key, 1), count)
         uniform = 2.0 * rng.uniform(rng.fold(key, 2), tuple(here.shape)) - 1.0

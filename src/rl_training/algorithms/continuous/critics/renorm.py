@@ -7,7 +7,7 @@ The running statistics of actor and critics are entries of `state.extra`; rows o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -34,6 +34,7 @@ class RenormFields(CriticFields):
 
 
 class RenormOptions(RenormFields, CriticOptions):
+    can_share: ClassVar[bool] = False
     kind: Literal["renorm"] = "renorm"
 
     def model(
