@@ -195,8 +195,11 @@ def test_list_shows_verified_results_and_presets(cli, tmp_path, monkeypatch):
     row = {"algo": "dqn", "env_id": "CartPole-v1", "score": 499.6, "threshold": 475, "passed": True}
     (tmp_path / "results" / "dqn__CartPole-v1.json").write_text(json.dumps(row))
     (tmp_path / "results" / "bad__file.json").write_text("{")
-    shown = cli("list")
-    assert "CartPole-v1 500 >= 475" in " ".join(shown.out.split())
+    shown = cli("list").out.splitlines()
+    assert next(line for line in shown if line.startswith("  dqn ")).split()[3:6] == ["1", "of", "1"]
+    assert all(any(line == entry.family for line in shown) for entry in registry.entries().values())
+    detailed = " ".join(cli("list", "--family", "value-based").out.split())
+    assert "CartPole-v1 500 >= 475" in detailed
     rows = {row["name"]: row for row in json.loads(cli("list", "--json").out)["algorithms"]}
     assert list(rows) == list(registry.entries())
     assert rows["dqn"]["verified"][0]["score"] == 499.6
