@@ -300,13 +300,14 @@ def test_mppi_draws_elites_by_their_weights() -> None:
     assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.03)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("episodic", [False, True])
 def test_returns_of_plans_equal_a_loop(episodic: bool) -> None:
     algorithm: Any = make_algorithm("td_mpc2", episodic=episodic, gamma=0.8)
     state = moved(algorithm)
     modules = modules_of(algorithm, state)
     obs, plans = batch_for(algorithm)["obs"][:2, 0], torch.rand(2, 5, 3, ACTION_DIM) * 2.0 - 1.0
-    latent = modules["encoder"](obs).detach()
+    latent = modules["encoder"](obs)
     found = algorithm.returns(state, latent, plans, KEY)
     noise = rng.normal(rng.fold(KEY, 0), (10, ACTION_DIM)).view(2, 5, ACTION_DIM)
     ended = 0
@@ -315,7 +316,7 @@ def test_returns_of_plans_equal_a_loop(episodic: bool) -> None:
             z, total, discount = latent[b : b + 1], 0.0, 1.0
             for action in plans[b, n]:
                 z, reward, end = modules["model"](z, action[None])
-                total += discount * float(scalar(reward).detach())
+                total += discount * float(scalar(reward))
                 discount *= 0.8
                 if episodic and float(end) > 0.0:
                     discount, ended = 0.0, ended + 1
