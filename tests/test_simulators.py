@@ -270,7 +270,7 @@ class Broken(WalkSimulator):
     (lambda o, r, d, t, i: (o, 1.0, d, t, i), "rewards must be a tensor of 4 numbers, not float"),
     (lambda o, r, d, t, i: (o, r, d[:2], t, i), r"terminated must be a tensor of 4 numbers, not \(2,\)"),
     (lambda o, r, d, t, i: (o, r, d, i), r"step\(\) must return obs, rewards, terminated, truncated, info"),
-], ids=str)  # fmt: skip
+], ids=["rows", "columns", "array", "number", "short", "four"])  # fmt: skip
 def test_bad_data_is_one_sentence(change: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=f"^Broken: {message}") as error:
         trained("ppo", tmp_path, Broken(change))
