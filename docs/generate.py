@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/, between `<!-- x:start -->` and `<!-- x:end -->`.
+"""Write the generated parts of docs/ and the README, between `<!-- x:start -->` and `<!-- x:end -->`.
 
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 if a file is out of date
@@ -29,6 +29,7 @@ import fidelity
 from rl_training import registry
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.stats import interval
+from rl_training.experiment.studies.suite import load_suite
 from rl_training.experiment.tools.verify import ledger, steps_to
 from rl_training.registry import results
 from rl_training.reports import suites, svg
@@ -239,6 +240,20 @@ def suite_sections() -> str:
     return "\n\n".join(suites.section(suite, ROOT / "results", "curves") for suite in suites.suites())
 
 
+def mujoco() -> str:
+    """The complete studies of the MuJoCo suite: one row per algorithm, the published score in brackets."""
+    suite = load_suite("mujoco-1m")
+    done = {name: row for name, row in suites.measured(suite, ROOT / "results").items() if row["completed"]}
+    cells: dict[str, dict[str, str]] = {}
+    for study in suite.studies:
+        if study.name in done and study.bar is not None and not study.variant:
+            text = f"{done[study.name]['score']:,.0f} ({study.bar.mean:,.0f})"
+            cells.setdefault(study.algo, {})[study.env_id] = text
+    tasks = list(dict.fromkeys(task for row in cells.values() for task in row))
+    rows = [[f"`{algo}`", *(row.get(task, "-") for task in tasks)] for algo, row in cells.items()]
+    return table(["MuJoCo, a million steps, three seeds", *tasks], rows)
+
+
 def train_fields() -> str:
     return table(["field", "default", "meaning"], _fields(TrainConfig))
 
@@ -328,6 +343,7 @@ def sources_and_deviations() -> str:
 
 
 BLOCKS = {
+    "README.md": {"mujoco": mujoco},
     "docs/overview.md": {"algorithms": overview},
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
     "docs/verification.md": {"results": measured},
