@@ -3,9 +3,9 @@
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 if a file is out of date
 
-Sources: the registry (algorithms), results/*.json and the ledger (results, learning_curves.svg), results/SUITE/*.json
-and the suites (results.md, curves/), TrainConfig and each Hyper (configuration), sourcebook.yaml and the registry
-(sourcebook), docstrings and tests (fidelity).
+Sources: the registry (algorithms), results/*.json and the ledger (results), results/SUITE/*.json and the suites
+(results.md, curves/, learning_curves.svg, the README), TrainConfig and each Hyper (configuration), sourcebook.yaml and
+the registry (sourcebook), docstrings and tests (fidelity).
 A test compares the files with this output, so every number in a table comes from a committed file.
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from pydantic import BaseModel
 
@@ -204,30 +203,25 @@ def _bar(threshold: float, at_most: bool, ceiling: float | None = None) -> str:
     return f"at most {threshold:g}" if at_most else f"{threshold:g}"
 
 
-def picture(directory: Path | None = None) -> str:
-    """Learning curves of all committed results, one panel per environment, with bands if the file has every seed."""
-    panels: dict[str, list[dict[str, Any]]] = {}
-    for rows in results(directory or ROOT / "results").values():
-        for row in rows:
-            if len(row.get("curve", {}).get("step", ())) > 1:
-                panels.setdefault(row["env_id"], []).append(row)
-    algos = sorted({row["algo"] for rows in panels.values() for row in rows})
-    plots = [(env_id, _panel(env_id, rows, algos)) for env_id, rows in sorted(panels.items())]
-    return svg.figure("Learning curves of the committed results", plots, algos)
+def picture() -> str:
+    """The MuJoCo suite: a panel for each task, with the mean of every algorithm and the points of its seeds."""
+    panels: dict[str, list[Mapping[str, Any]]] = {}
+    for row in suites.measured(load_suite("mujoco-1m"), ROOT / "results").values():
+        panels.setdefault(row["env_id"], []).append(row)
+    algos = list(dict.fromkeys(row["algo"] for rows in panels.values() for row in rows))
+    plots = [(env_id, _panel(env_id, rows, algos)) for env_id, rows in panels.items()]
+    return svg.figure("MuJoCo, a million steps, three seeds", plots, algos)
 
 
-def _panel(env_id: str, rows: Sequence[dict[str, Any]], algos: Sequence[str]) -> svg.Plot:
-    curves = []
-    for row in rows:
-        curve = row["curve"]
-        seeds = np.array(list(curve.get("per_seed", {}).values()), dtype=float)  # [n, T]
-        whole = len(seeds) > 1 and seeds.shape[1] == len(curve["step"])
-        band = [ends.tolist() for ends in interval([seeds.T], np.mean, resamples=2000)] if whole else None
-        curves.append((algos.index(row["algo"]), curve["step"], curve["mean_return"], band))
-    ys = [y for _, _, line, band in curves for y in (*line, *(value for ends in band or () for value in ends))]
-    plot = svg.Plot((0, max(steps[-1] for _, steps, _, _ in curves)), svg.padded(ys), "steps", "mean return", env_id)
-    for index, steps, line, band in curves:
-        plot.curve(index, steps, line, band)
+def _panel(env_id: str, rows: Sequence[Mapping[str, Any]], algos: Sequence[str]) -> svg.Plot:
+    curves = [(algos.index(row["algo"]), row["curve"]) for row in rows]
+    values = [value for _, curve in curves for seed in curve["per_seed"].values() for value in seed]
+    plot = svg.Plot(
+        (0, max(curve["step"][-1] for _, curve in curves)), svg.padded(values), "steps", "mean return", env_id
+    )
+    for index, curve in curves:
+        plot.dots(index, curve["step"], list(curve["per_seed"].values()))
+        plot.curve(index, curve["step"], curve["mean_return"], None)
     return plot
 
 
