@@ -119,7 +119,7 @@ def _batch_bytes(learner: Learner) -> int:
     few = tree_map(lambda x: x[:steps], store.whole(data))
     with torch.no_grad():
         batch = algorithm.prepare(train, few, key)[1]
-    order = batch["weights"].shape[0] * torch.int64.itemsize
+    order: int = batch["weights"].shape[0] * torch.int64.itemsize
     return (_bytes(batch) + order) * (store.rows // steps) * seeds + seeds * torch.int64.itemsize
 
 
