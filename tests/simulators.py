@@ -119,8 +119,8 @@ def jax_walk(limit: int = 5, steps_itself: bool = False) -> Any:
     return OnlyStep() if steps_itself else JaxWalk()
 
 
-def brax_walk() -> Any:
-    """The same task in brax's convention."""
+def brax_walk(reward: float | None = None) -> Any:
+    """The same task in brax's convention. `reward`: a plain number, as some of brax's own tasks return it."""
     from typing import NamedTuple
 
     import jax
@@ -142,6 +142,7 @@ def brax_walk() -> Any:
         def step(self, state: Any, action: Any) -> Any:
             position = state.obs[0] + action[0]
             obs = jnp.stack([position, state.obs[1] + 1])
-            return State(obs, -jnp.abs(position - 3.0), (position > 2.5).astype(jnp.float32), state.info)
+            paid = -jnp.abs(position - 3.0) if reward is None else reward
+            return State(obs, paid, (position > 2.5).astype(jnp.float32), state.info)
 
     return BraxWalk()

@@ -348,7 +348,7 @@ def test_replay_holds_the_transitions_of_jax(tmp_path: Path, jax: Any) -> None:
 
 
 def test_brax_counts_its_limit_and_begins_again_from_the_first_state_of_a_row(jax: Any) -> None:
-    envs: Any = make_vector_env(given(brax_walk()), seeds=[0], num_envs=3)
+    envs: Any = make_vector_env(given(brax_walk(reward=0.5)), seeds=[0], num_envs=3)
     first = envs.reset().copy()
     assert envs.spec.max_episode_steps == 1_000
     step = envs.step(np.ones((3, 1), np.float32))
@@ -358,6 +358,7 @@ def test_brax_counts_its_limit_and_begins_again_from_the_first_state_of_a_row(ja
     assert step.final_obs[row, 0] > 2.5
     assert np.array_equal(step.obs[row], first[row])
     assert step.episodes[0].index == row
+    assert step.rewards.tolist() == [0.5] * 3
 
 
 def test_an_environment_with_step_alone_has_no_final_observations(tmp_path: Path, jax: Any) -> None:

@@ -42,6 +42,11 @@ def _jax() -> Any:
         raise UserError("environments of JAX need JAX: pip install jax") from None
 
 
+def _flag(value: Any) -> Any:
+    """A condition, which may be a plain number, as an array of JAX."""
+    return _jax().numpy.asarray(value) > 0.5
+
+
 class GymnaxRow:
     """One environment of gymnax, as functions of its state."""
 
@@ -62,8 +67,9 @@ class GymnaxRow:
     def advance(self, state: Any, key: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         step = self.env.step if self.resets_itself else self.env.step_env
         obs, state, reward, done, info = step(key, state, action, self.params)
-        truncated = info.get("truncated", done != done) if isinstance(info, dict) else done != done
-        return state, obs, reward, done & ~truncated, truncated
+        done = _flag(done)
+        truncated = _flag(info.get("truncated", False)) if isinstance(info, dict) else _flag(False)
+        return state, obs, reward, done & ~truncated, done & truncated
 
     def spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return _space(self.env.observation_space(self.params)), _space(self.env.action_space(self.params))
@@ -92,8 +98,7 @@ class BraxRow:
 
     def advance(self, state: Any, key: Any, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         state = self.env.step(state, action)
-        done = state.done > 0.5
-        truncated = (state.info["truncation"] > 0.5) if "truncation" in state.info else done & ~done
+        done, truncated = _flag(state.done), _flag(state.info.get("truncation", False))
         return state, self._seen(state.obs), state.reward, done & ~truncated, truncated
 
     def _seen(self, obs: Any) -> Any:
@@ -175,7 +180,7 @@ class JaxSimulator(Simulator):
             inner, following = tree.tree_map(lambda new, old: np_.where(ended, new, old), fresh, (inner, obs))
         after = {**state, "key": key, "inner": inner, "steps": np_.where(ended, 0, steps)}
         flags = tuple(x.astype("uint8") for x in (terminated, truncated))
-        return after, (self._plain(following), self._plain(obs), reward.astype("float32"), *flags)
+        return after, (self._plain(following), self._plain(obs), np_.asarray(reward, "float32"), *flags)
 
     def _plain(self, obs: Any) -> Any:
         """Observations of a type that DLPack can pass on."""
