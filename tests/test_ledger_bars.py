@@ -17,7 +17,7 @@ OTHERS = {
     "rl_training/PointGoal-v0": (0.0, 1.0),  # share of episodes that end at the goal
     "rl_training/TinyPixels-v0": (0.4, 3.0),
     "rl_training/DeepSea-v0": (0.0, 0.99),
-    "rl_training/DoorKey-v0": (0.001, 0.8),  # 8 x 8 squares, 100 steps
+    "rl_training/DoorKey-v0": (0.1, 0.95),  # 6 x 6 squares
     "InvertedDoublePendulum-v5": (60.0, 9360.0),
     "MountainCarContinuous-v0": (-33.0, 93.0),
     "DMControl/cartpole-swingup-v0": (28.0, 860.0),  # DreamerV3, Hafner et al. 2023

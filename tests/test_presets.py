@@ -155,7 +155,7 @@ RANDOM = {  # (mean score of uniform random actions, a good score): a bar lies a
     "rl_training/PointGoal-v0": (0.1, 1.0),  # success rate
     "rl_training/TinyPixels-v0": (0.43, 3),
     "rl_training/DeepSea-v0": (0, 0.99),
-    "rl_training/DoorKey-v0": (0.001, 0.8),
+    "rl_training/DoorKey-v0": (0.1, 0.95),
     "MountainCar-v0": (-200, -100.8),
     "DMControl/cartpole-swingup-v0": (28, 851),
     "DMControl/walker-walk-v0": (28, 979),

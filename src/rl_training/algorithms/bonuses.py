@@ -129,8 +129,9 @@ class CuriosityBonus(Bonus):
         return error, out
 
     def reward(self, net: Net, params: Tensor, rows: Batch) -> Tensor:
-        error = self.predict(net, params, rows)[0]
-        return error.mul(0.5 * self.hp.eta)  # Eq. 6
+        error, _ = self.predict(net, params, rows)
+        scale: float = 0.5 * self.hp.eta
+        return scale * error  # Eq. 6
 
     def loss(self, net: Net, params: Tensor, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         error, out = self.predict(net, params, rows)
