@@ -237,7 +237,8 @@ def test_update_on_images_is_pure_one_graph_and_equal_under_vmap() -> None:
         for i, one in enumerate(alone):
             assert_near(tree_map(lambda x, i=i: x[i], together), one, rtol=1e-4, atol=5e-5)
         again = make_on_images("bbf", **SMALL, augment="shift_intensity")
-        graph = torch.compile(again.train_step, fullgraph=True, backend="aot_eager")(states[0], batches[0], keys[0])
+        compiled = torch.compile(again.train_step, fullgraph=True, backend="aot_eager")
+        graph = compiled(again.init_state(3), batches[0], keys[0])
         assert_near(graph[0], alone[0], rtol=1e-4, atol=5e-5)
 
 
@@ -322,9 +323,8 @@ def test_resets_come_every_so_many_environment_steps(tmp_path: Path) -> None:
     trainer = Trainer(config)
     trainer.run()
     state = trainer.loop.learner.train
-    assert (int(state.step), int(state.extra["cycle"])) == (160 - 40, 160 - 120), (
-        "resets at steps 60 and 120 of 160; updates from step 40 on"
-    )
+    assert int(state.extra["cycle"]) == 160 - 120, "resets at steps 60 and 120"
+    assert int(state.step) > 100, "a reset is no update and does not set back the count of updates"
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -333,9 +333,10 @@ def test_resets_come_every_so_many_environment_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"noisy": True}, "bbf explores without noisy networks: set noisy to false"),
+        ({"noisy": True}, "the network of bbf has no noisy layers: set noisy to false"),
+        ({"layer_norm": True}, "the network of bbf has no layer norm layers: set layer_norm to false"),
         ({"n_step": 5, "n_step_start": 4}, "n_step_start = 4 must be at least n_step = 5"),
-        ({"gamma": 0.9, "gamma_start": 0.95}, "gamma = 0.9 must be below 1 and at least gamma_start = 0.95"),
+        ({"gamma": 1.0}, "gamma = 1 has no horizon that could grow: it must be below 1"),
     ],
 )
 def test_wrong_settings_are_refused(fields: dict[str, Any], words: str) -> None:

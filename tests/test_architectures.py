@@ -292,6 +292,20 @@ def test_mujoco_networks(name: str, critics: int, actor_outputs: int) -> None:
     assert count(critic) == critics * (((17 + A) * 256 + 256) + (256 * 256 + 256) + (256 + 1))
 
 
+def test_network_of_bbf() -> None:
+    """Schwarzer et al. 2023: the residual convolutions at four times the width (64, 128, 128 channels, 84 -> 11), one
+    hidden layer of 2048, dueling heads over 51 atoms; a transition model of two convolutions, which sees the action as
+    A planes, and a predictor of 2048."""
+    net = network("bbf")
+    sections = ((4, 64), (64, 128), (128, 128))
+    convs = sum(9 * a * b + b + 4 * (9 * b * b + b) for a, b in sections)
+    assert count(net.torso[0]) == convs
+    assert count(net.torso) == convs + (128 * 11 * 11) * 2048 + 2048
+    assert count(net.transition) == (9 * (128 + A) * 128 + 128) + (9 * 128 * 128 + 128)
+    assert count(net.predictor) == 2048 * 2048 + 2048
+    assert count(net.advantage) + count(net.value) == 2048 * 51 * (A + 1) + 51 * (A + 1)
+
+
 @pytest.mark.parametrize(("name", "actor_outputs"), [("drq_v2", A), ("td3", A), ("sac", 2 * A)])
 def test_networks_of_drq_v2(name: str, actor_outputs: int) -> None:
     """Yarats et al. 2021 on three frames in colour: four convolutions of 32 channels (84 -> 41 -> 39 -> 37 -> 35), and

@@ -36,7 +36,10 @@ def test_the_families_have_the_setting() -> None:
 
 
 def shifted(batch: dict[str, Any], scale: float, shift: float) -> dict[str, Any]:
-    return {**batch, **{name: scale * batch[name] + shift for name in ("obs", "next_obs")}}
+    return {
+        **batch,
+        **{name: scale * batch[name] + shift for name in ("obs", "next_obs", "following_obs") if name in batch},
+    }
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("rlpd",)])

@@ -260,6 +260,10 @@ def test_images_beside_vectors_are_both_used_or_refused(name: str) -> None:
         with pytest.raises(rl_training.UserError, match=f"{name} needs vector observations; Test-v0 has {{'camera'"):
             make()
         return
+    if name == "bbf":
+        with pytest.raises(rl_training.UserError, match=r"bbf needs one image or one vector; Test-v0 has \{'camera'"):
+            make()
+        return
     if name in NORMALISED:
         with pytest.raises(rl_training.UserError, match="normalize_observations needs a vector observation"):
             make()

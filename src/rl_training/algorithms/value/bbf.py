@@ -74,7 +74,7 @@ class BBFHyper(C51Hyper):
     n_step_start: int = Field(10, ge=1)
     """Rewards summed before bootstrapping, at the start of a cycle."""
     gamma_start: float = Field(0.97, ge=0.0, lt=1.0)
-    """Discount factor at the start of a cycle."""
+    """Discount factor at the start of a cycle; if gamma is smaller, it does not change."""
     cycle_steps: int = Field(10_000, ge=1)
     """Updates after a reset in which both reach their last values."""
     jumps: int = Field(5, ge=1)
@@ -92,8 +92,8 @@ class BBFHyper(C51Hyper):
     def _anneals_downwards(self) -> BBFHyper:
         if self.n_step_start < self.n_step:
             raise ValueError(f"n_step_start = {self.n_step_start} must be at least n_step = {self.n_step}")
-        if not self.gamma_start <= self.gamma < 1.0:
-            raise ValueError(f"gamma = {self.gamma:g} must be below 1 and at least gamma_start = {self.gamma_start:g}")
+        if self.gamma == 1.0:
+            raise ValueError("gamma = 1 has no horizon that could grow: it must be below 1")
         return self
 
 
@@ -119,10 +119,16 @@ class BBF(C51DQN):
                      "following_terminated", "following_truncated", "following_available")  # fmt: skip
     kind_defaults = {"images": {"augment": "shift_intensity"}}
 
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        if isinstance(spec.observation, dict):
+            raise UserError(f"bbf needs one image or one vector; {spec.env_id} has {spec.observation}")
+
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        if hp.noisy:
-            raise UserError("bbf explores without noisy networks: set noisy to false")
+        for name in ("noisy", "layer_norm"):
+            if getattr(hp, name):
+                raise UserError(f"the network of bbf has no {name.replace('_', ' ')} layers: set {name} to false")
         encoder = LatentEncoder(spec, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", *self.sizes)}
         hidden = hp.hidden_sizes[-1] if hp.hidden_sizes else 512
@@ -170,7 +176,7 @@ class BBF(C51DQN):
         """(the length of returns, gamma) that many updates after a reset."""
         hp, share = self.hp, cycle.to(torch.float32) / self.hp.cycle_steps
         steps = annealed(hp.n_step_start, hp.n_step, share).round()
-        return steps, 1.0 - annealed(1.0 - hp.gamma_start, 1.0 - hp.gamma, share)
+        return steps, 1.0 - annealed(1.0 - min(hp.gamma_start, hp.gamma), 1.0 - hp.gamma, share)
 
     def transitions(self, batch: Batch, steps: Tensor, gamma: Tensor) -> Batch:
         """The n-step transitions of a batch, for n = `steps`."""
