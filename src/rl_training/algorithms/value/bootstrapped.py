@@ -102,7 +102,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """DQN's update with a row for each head: [B * K]."""
-        state, batch = self.reader.learn(state, batch, batch["weights"])
+        state, batch = self.reader.learn(state, batch, batch["weights"], key)
         weights = batch["weights"].unsqueeze(-1).expand(-1, self.num_heads)  # [B, K]
         if "heads" in batch:
             weights = weights * batch["heads"]
