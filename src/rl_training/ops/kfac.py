@@ -41,8 +41,8 @@ def running_average(old: Tensor, new: Tensor, count: Tensor, decay: float) -> Te
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """Inverse of a positive definite matrix. These operations neither wait for the device nor check for errors, so
-    they can be captured; with a batch of `cholesky_inverse`, torch 2.11 aborts there. A matrix that is not positive
+    """Inverse of a positive definite matrix. These operations neither wait for the device nor check for errors, as a
+    CUDA graph needs it (with a batch of `cholesky_inverse`, torch 2.11 aborts there). A matrix that is not positive
     definite gives numbers that mean nothing."""
     lower = torch.linalg.cholesky_ex(matrix)[0]
     half: Tensor = torch.linalg.solve_triangular(lower, torch.eye(matrix.shape[-1], device=matrix.device), upper=False)
