@@ -107,6 +107,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
     [
         ({"actors": 0}, "cluster: actors = 0: should be greater than or equal to 1"),
         ({"actrs": 2}, "cluster: unknown key 'actrs'. Did you mean 'actors'?"),
+        ({1: 2}, "cluster: 1 = 1: Keys should be strings"),
         ({"learners": 3, "actors": 2}, "3 learners need at least as many actors"),
         ({"learners": 2, "deterministic": True}, "learners > 1 needs inference: actor"),
         ("local", "must be a mapping"),

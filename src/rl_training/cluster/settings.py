@@ -76,6 +76,6 @@ def parse_cluster(values: Any) -> ClusterSettings | None:
     if not isinstance(values, dict):
         raise UserError(f"cluster = {values!r}: must be a mapping such as {{actors: 8, envs_per_actor: 16}}")
     try:
-        return ClusterSettings(**values)
+        return ClusterSettings.model_validate(values)
     except ValidationError as error:
         raise UserError(f"cluster: {explain(error, ClusterSettings)}") from None
