@@ -63,7 +63,7 @@ class Policy(nn.Module):
     def __init__(self, agent: Agent) -> None:
         super().__init__()
         encoder, decoder = agent._spaces()
-        self.algorithm, self.decoder, self.parts = agent.algorithm, decoder, encoder._all
+        self.algorithm, self.decoder, self.parts = agent.algorithm, decoder, encoder.leaves
         self.several = isinstance(encoder.spec, dict)
         self.networks = nn.ModuleDict()
         for name, net in agent.algorithm.nets.items():  # weights under their own names instead of one flat vector
@@ -313,7 +313,7 @@ def _check_memory(agent: Agent) -> None:
     if not isinstance(carry, Tensor) or bool(carry.any()):
         raise UserError(f"{agent.config.algo} cannot be exported: its memory is not one array that starts as zeros")
     encoder, _ = agent._spaces()
-    if any(leaf.path == (_MEMORY,) for leaf in encoder._all):
+    if any(leaf.path == (_MEMORY,) for leaf in encoder.leaves):
         raise UserError(f"the observation has a part named '{_MEMORY}', which is the name of the policy's memory input")
 
 
