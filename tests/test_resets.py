@@ -33,7 +33,7 @@ from rl_training.runtime.loops import OffPolicyLoop
 
 KEY = rng.key_from_seed(8)
 REPLAY = [name for name in ALGORITHMS if issubclass(registry.entry(name).load().Hyper, OffPolicyHyper)]
-SEVERAL_PHASES = ("mbpo", "pets")
+SEVERAL_PHASES = ("bbf", "dac", "mbpo", "pets")
 
 
 def trained(algorithm: Any, steps: int, seed: int = 0) -> Any:
