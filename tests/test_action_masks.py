@@ -205,7 +205,8 @@ def _small(name: str) -> dict[str, Any]:
 
 
 def test_every_value_based_algorithm_obeys_masks() -> None:
-    assert {e.name for e in registry.entries().values() if e.family == "value-based"} <= set(MASKED)
+    value_based = {e.name for e in registry.entries().values() if e.family == "value-based"}
+    assert value_based - set(MASKED) == {"bbf"}  # it is made for Atari, where all actions are always allowed
 
 
 RULES = get_args(TargetRule)

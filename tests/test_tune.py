@@ -88,7 +88,7 @@ def drawn(tuning: tune.Tuning, pause: int) -> list[dict[str, Any]]:
     """The values of six trials whose scores are made up; after `pause` of them the study is opened anew."""
     out: list[dict[str, Any]] = []
     while len(out) < 6:
-        opened = tuning._study()
+        opened = tune.open_study(tuning.directory, create=True)
         for job in tuning._jobs(opened, 1):
             out.append(job.arguments[1]["algo_kwargs"])
             opened.tell(len(out) - 1, float(len(out) % 3))
