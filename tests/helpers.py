@@ -325,8 +325,9 @@ def pictures(*shape: int, seed: int = 0) -> Tensor:
 def make_on_images(name: str, observation: Any = IMAGE, **fields: Any) -> Any:
     """A quick algorithm for image observations."""
     entry = registry.entry(name)
-    spec = EnvSpec("Pictures-v0", observation, ACTION_SPECS[entry.actions[0]])
-    return entry.load()(spec, num_envs=2, **{**small_fields(name), **fields})
+    spec, kind = EnvSpec("Pictures-v0", observation, ACTION_SPECS[entry.actions[0]]), entry.load()
+    plain = {"normalize_observations": False} if "normalize_observations" in kind.Hyper.model_fields else {}
+    return kind(spec, num_envs=2, **{**small_fields(name), **plain, **fields})
 
 
 def image_batch(algorithm: Algorithm[Any], seed: int = 0, size: int = 6) -> dict[str, Tensor]:
@@ -344,6 +345,8 @@ def image_batch(algorithm: Algorithm[Any], seed: int = 0, size: int = 6) -> dict
         batch |= {"is_first": torch.zeros(lead, dtype=torch.bool), "mask": torch.ones(lead, dtype=torch.bool)}
         batch["bootstrap"] = torch.arange(lead[1]).expand(lead)
         batch |= {name: torch.zeros(size, *shape) for name, (shape, _) in algorithm.extra_columns().items()}
+    if hasattr(algorithm.hp, "expert_dataset_kind"):
+        batch["labels"] = torch.arange(size) % 2.0
     return batch
 
 

@@ -18,6 +18,7 @@ KEY = rng.key_from_seed(5)
 PAD = 4
 AUGMENTED = sorted(n for n, e in registry.entries().items() if "augment" in e.load().Hyper.model_fields)
 AUGMENTED.remove("bbf")  # it learns from more observations: tests/test_algorithms_bbf.py
+AUGMENTED.remove("dac")  # it takes vectors only
 
 
 def padded_and_cropped(images: torch.Tensor, moved: torch.Tensor, pad: int) -> torch.Tensor:
