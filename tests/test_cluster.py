@@ -60,6 +60,7 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_health_check_timeout_ms"] = "60000"  # a node that is only slow must not be taken for a dead one
     head = {"num_cpus": 4, "object_store_memory": 100 * MB, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
