@@ -60,8 +60,8 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_health_check_timeout_ms"] = "60000"  # a node that is only slow must not be taken for a dead one
-    head = {"num_cpus": 4, "object_store_memory": 100 * MB, "include_dashboard": False}
+    patient = {"health_check_timeout_ms": 60_000}  # a node that is only slow must not be taken for a dead one
+    head = {"num_cpus": 4, "object_store_memory": 100 * MB, "include_dashboard": False, "_system_config": patient}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=2, object_store_memory=80 * MB)
@@ -315,6 +315,8 @@ def test_training_goes_on_without_a_learner_and_without_a_node(nodes: Any, tmp_p
     assert result.metrics["cluster/learners_replaced"] >= 1
     loop: Any = trainer.loop
     assert loop.gradient_steps >= loop.env_steps // 64 - 4  # each loss costs one rollout
+    # Until Ray has noticed that the machine is gone, it may start the processes of the next test there.
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, 120)
 
 
 @pytest.mark.slow
