@@ -3,14 +3,18 @@
 python benchmarks/cluster.py scaling --actors 1 2 4 8 14     # steps/s of IMPALA against the ideal, by actors
 python benchmarks/cluster.py overhead                        # CPU seconds of one actor against one process
 python benchmarks/cluster.py costs                           # what a message, a broadcast and an update cost
+python benchmarks/cluster.py kills                           # kill actors, shards, learners and nodes while training
+python benchmarks/cluster.py rllib                           # the same work in RLlib (needs ray[rllib])
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -101,6 +105,90 @@ def overhead(steps: int) -> None:
                "seconds": round(time.monotonic() - started, 1),
                "actor_steps_per_second": round(result.metrics.get("cluster/actor_fps_mean", 0.0))}  # fmt: skip
         print(json.dumps(row), flush=True)
+
+
+def cpu_seconds() -> float:
+    """CPU time that this process and all processes below it have used, those of Ray included."""
+    parents, used, ticks = {}, {}, os.sysconf("SC_CLK_TCK")
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _, rest = stat.read_text().rpartition(")")
+            fields = rest.split()
+            pid = int(head.split()[0])
+            parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15])) / ticks
+    found = {os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sum(used[pid] for pid in found if pid in used)
+
+
+class Meter(Callback):
+    """Steps, seconds and CPU seconds between two times of a run, which lie behind its start."""
+
+    def __init__(self, start: float, seconds: float) -> None:
+        self.start, self.seconds, self.marks = start, seconds, []
+
+    def tick(self, steps: int) -> bool:
+        """Take note of a time, once learning has begun. Returns True when the measurement is complete."""
+        now = time.monotonic()
+        if not steps:
+            return False
+        self.first = getattr(self, "first", now)
+        due = self.first + self.start + self.seconds * len(self.marks)
+        if now >= due and len(self.marks) < 2:
+            self.marks.append((now, cpu_seconds(), steps))
+        return len(self.marks) == 2
+
+    def on_collect_end(self, trainer: Any, result: Any) -> None:
+        if self.tick(trainer.env_steps):
+            trainer.request_stop("measured")
+
+    def row(self, library: str, actors: int) -> dict[str, Any]:
+        (t0, cpu0, steps0), (t1, cpu1, steps1) = self.marks
+        steps = steps1 - steps0
+        return {
+            "library": library,
+            "actors": actors,
+            "steps_per_second": round(steps / (t1 - t0)),
+            "steps_per_cpu_second": round(steps / (cpu1 - cpu0)),
+            "cores": round((cpu1 - cpu0) / (t1 - t0), 2),
+        }
+
+
+def rllib(actors: int, seconds: float) -> None:
+    """IMPALA on CartPole with the same work in both libraries: actors with four environments each, unrolls of 20 steps,
+    an update for as many unrolls as there are actors, two hidden layers of 64 for the policy and for the value."""
+    import ray
+    from ray.rllib.algorithms.impala import IMPALAConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    meter = Meter(5.0, seconds)
+    config = TrainConfig(
+        algo="impala", env_id="CartPole-v1", total_timesteps=10**8, num_envs=4 * actors,
+        cluster={"actors": actors, "envs_per_actor": 4}, algo_kwargs={"n_steps": 20}, eval_episodes=1,
+        log_interval=10**6, output_dir="/tmp/cluster-benchmark",
+    )  # fmt: skip
+    Trainer(config, callbacks=[meter], progress=False).run()
+    print(json.dumps(meter.row("rl_training", actors)), flush=True)
+
+    ray.init(num_cpus=actors + 2, log_to_driver=False, include_dashboard=False)
+    theirs = (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=actors, num_envs_per_env_runner=4, rollout_fragment_length=20)
+        .learners(num_learners=0)
+        .training(train_batch_size_per_learner=80 * actors)
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], vf_share_layers=False))
+        .reporting(min_time_s_per_iteration=1)
+    )
+    algorithm, meter = theirs.build_algo(), Meter(5.0, seconds)
+    steps = 0
+    while not meter.tick(steps):
+        learned = algorithm.train().get("learners")  # missing until the first update
+        steps = int(learned["__all_modules__"]["num_env_steps_trained_lifetime"]) if learned else 0
+    print(json.dumps(meter.row(f"RLlib {ray.__version__}", actors)), flush=True)
+    algorithm.stop()
+    ray.shutdown()
 
 
 def costs(repeat: int = 200) -> dict[str, float]:
@@ -209,7 +297,7 @@ def kills(scale: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "overhead", "costs", "kills"])
+    parser.add_argument("what", choices=["scaling", "overhead", "costs", "kills", "rllib"])
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 14])
     parser.add_argument("--sleep", type=float, default=0.005, help="seconds of one step of an environment")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
@@ -223,6 +311,9 @@ def main() -> None:
         overhead(chosen.steps)
     elif chosen.what == "kills":
         kills(chosen.scale)
+    elif chosen.what == "rllib":
+        for count in chosen.actors:
+            rllib(count, chosen.seconds)
     else:
         costs()
 

@@ -49,7 +49,9 @@ def test_auxiliary_gradient(kind: str) -> None:
         "ppg", kind, optimizer="sgd", learning_rate=1.0, max_grad_norm=0.0, beta_clone=0.7
     )  # fmt: skip
     state = algorithm.init_state(0)
-    batch = aux_batch(algorithm, algorithm.init_state(5))  # another old policy, so that the KL term has a gradient
+    batch = aux_batch(algorithm, algorithm.init_state(5))
+    # Another old policy, far enough away for its KL divergence to be more than rounding.
+    batch["old_out"] = batch["old_out"] + torch.linspace(-0.5, 0.5, batch["old_out"].numel()).view_as(batch["old_out"])
     actor = state.params["actor"].clone().requires_grad_()
     out, values = algorithm.nets["actor"](actor, batch["obs"], "both")
     if kind == "discrete":
