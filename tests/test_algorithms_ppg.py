@@ -50,8 +50,10 @@ def test_auxiliary_gradient(kind: str) -> None:
     )  # fmt: skip
     state = algorithm.init_state(0)
     batch = aux_batch(algorithm, algorithm.init_state(5))
-    # Another old policy, far enough away for its KL divergence to be more than rounding.
-    batch["old_out"] = batch["old_out"] + torch.linspace(-0.5, 0.5, batch["old_out"].numel()).view_as(batch["old_out"])
+    # Another old policy, far enough away for its KL divergence to be more than rounding. (The same number added to all
+    # logits of a row would change nothing.)
+    noise = torch.randn(batch["old_out"].shape, generator=torch.Generator().manual_seed(3))
+    batch["old_out"] = batch["old_out"] + noise
     actor = state.params["actor"].clone().requires_grad_()
     out, values = algorithm.nets["actor"](actor, batch["obs"], "both")
     if kind == "discrete":
@@ -66,6 +68,7 @@ def test_auxiliary_gradient(kind: str) -> None:
     (gradient,) = torch.autograd.grad(loss, actor)
     after, aux = algorithm.auxiliary_step(state, batch, KEY)
     torch.testing.assert_close(state.params["actor"] - after.params["actor"], gradient, rtol=1e-4, atol=1e-6)
+    assert kl.mean().item() > 0.1
     assert float(aux.metrics["clone_kl"]) == pytest.approx(kl.mean().item(), rel=1e-4)
     assert not torch.equal(after.params["critic"], state.params["critic"])
 
