@@ -14,6 +14,10 @@ class UserError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
 
 
+class LayoutError(UserError):
+    """Saved tensors that do not fit the networks or buffers that they are loaded into."""
+
+
 class Terminated(SystemExit):
     """SIGTERM ends the process. A plain SystemExit comes from code of others that called sys.exit()."""
 
