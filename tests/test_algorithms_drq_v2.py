@@ -266,9 +266,9 @@ def test_drq_encoder_reads_pixels_around_zero() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
-        ("sac", {"critic": "renorm"}, "sac: shared_encoder does not go with critics of kind renorm"),
-        ("crossq", {}, "crossq: shared_encoder does not go with critics of kind renorm"),
-        ("td3", {"critic": "conservative"}, "td3: shared_encoder does not go with critics of kind conservative"),
+        ("sac", {"critic": "renorm"}, "sac: shared_encoder cannot be combined with critics of kind renorm"),
+        ("crossq", {}, "crossq: shared_encoder cannot be combined with critics of kind renorm"),
+        ("td3", {"critic": "conservative"}, "td3: shared_encoder cannot be combined with critics of kind conservative"),
     ],
 )
 def test_critics_that_cannot_share_are_refused(name: str, fields: dict[str, Any], words: str) -> None:

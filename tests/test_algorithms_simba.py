@@ -162,12 +162,12 @@ def test_value_networks_have_the_blocks_before_their_heads(name: str) -> None:
     [
         ("sac", {"hidden_sizes": [64, 32]}, "one width for each block"),
         ("sac", {"hidden_sizes": []}, "one width for each block"),
-        ("sac", {"layer_norm": True}, "layer_norm does not go with network: simba"),
-        ("sac", {"critic": {"kind": "twin", "norm_last": True}}, "norm_last does not go with network: simba"),
-        ("redq", {"dropout": 0.1}, "dropout does not go with network: simba"),
-        ("dqn", {"noisy": True}, "noisy does not go with network: simba"),
-        ("drqn", {"layer_norm": True}, "layer_norm does not go with network: simba"),
-        ("crossq", {}, "does not go with renormalised critics"),
+        ("sac", {"layer_norm": True}, "layer_norm cannot be combined with network: simba"),
+        ("sac", {"critic": {"kind": "twin", "norm_last": True}}, "norm_last cannot be combined with network: simba"),
+        ("redq", {"dropout": 0.1}, "dropout cannot be combined with network: simba"),
+        ("dqn", {"noisy": True}, "noisy cannot be combined with network: simba"),
+        ("drqn", {"layer_norm": True}, "layer_norm cannot be combined with network: simba"),
+        ("crossq", {}, "cannot be combined with renormalised critics"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(name: str, fields: dict[str, Any], words: str) -> None:

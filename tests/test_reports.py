@@ -259,7 +259,7 @@ def test_mixed_environments_are_refused(cli: Any, tmp_path: Path) -> None:
 
 def test_unfinished_runs_are_refused(cli: Any, tmp_path: Path) -> None:
     running = make_run(tmp_path, "running", GOOD, status="running")
-    bad(cli("report", running), "unfinished run", "'running'", "resume --run", "--partial")
+    bad(cli("report", running), "unfinished run", "'running'", "resume --checkpoint", "--partial")
     assert cli("report", running, "--partial")[0] == 0
     bad(cli("report", tmp_path), "no finished run")
     (running / "metrics.jsonl").write_text("")

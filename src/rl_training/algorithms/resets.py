@@ -48,12 +48,12 @@ class Resets:
         self.wanted = bool(self.every or self.at)
         if self.wanted and len(algorithm.phases()) > 1:
             raise UserError(
-                f"{algorithm.name} has several kinds of updates and cannot start again:"
+                f"{algorithm.name} has several kinds of updates and cannot be reset:"
                 " leave out reset_interval and reset_at"
             )
         if self.wanted and algorithm.given:
             raise UserError(
-                f"{algorithm.name}: resets draw new weights, which a network that was handed in does not have:"
+                f"{algorithm.name}: resets draw new weights, which is impossible for a network that was passed in:"
                 " leave out reset_interval and reset_at"
             )
 

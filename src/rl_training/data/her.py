@@ -220,7 +220,7 @@ def make_hindsight(
     if options.distance_threshold is None:
         if compute_reward is None:
             raise UserError(
-                f"{owner} with her must compute rewards for other goals: {env_id} has no method"
+                f"{owner} with her needs the rewards of other goals: {env_id} has no method"
                 " compute_reward(achieved_goal, desired_goal, info); give her.distance_threshold if its reward is 0"
                 " near the goal and -1 elsewhere"
             )

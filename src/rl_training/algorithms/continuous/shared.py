@@ -61,7 +61,7 @@ def make_networks(
             f"{owner}: shared_encoder: {name} needs image observations; {spec.env_id} has none: set it to none"
         )
     if not can_share:
-        raise UserError(f"{owner}: shared_encoder does not go with critics of kind {kind}; set it to none")
+        raise UserError(f"{owner}: shared_encoder cannot be combined with critics of kind {kind}; set it to none")
     encoder, size = observation_encoder(spec, 0, math.sqrt(2.0), name)  # type: ignore[arg-type]
     model = make(replace(spec, observation=ArraySpec((width,)), features=None))
     assert isinstance(model, ActorCriticModel)

@@ -32,7 +32,7 @@ class APPO(VTraceActor[APPOHyper], PPO[APPOHyper]):
         super().setup()
         if self.hp.clip_range_vf is not None:
             raise UserError(
-                f"{self.name} cannot clip values (clip_range_vf): advantages of V-trace do not tell the old ones"
+                f"{self.name} cannot clip values (clip_range_vf): V-trace advantages do not determine the old values"
             )
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

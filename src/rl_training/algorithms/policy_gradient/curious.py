@@ -72,7 +72,7 @@ class CuriousPPO(PPO[CuriousHyper]):
         super().check(spec)
         if self.hp.clip_range_vf is not None:
             raise UserError(
-                f"{self.name} cannot clip values (clip_range_vf): the sum of two advantages does not tell the old ones"
+                f"{self.name} cannot clip values (clip_range_vf): two advantages do not determine the old values"
             )
 
     def setup(self) -> None:

@@ -46,11 +46,9 @@ class BootstrappedHyper(DQNHyper):
     @model_validator(mode="after")
     def _fits(self) -> BootstrappedHyper:
         if self.noisy:
-            raise ValueError("noisy networks do not go with several heads, which explore in their place")
+            raise ValueError("noisy networks cannot be combined with several heads, which already explore")
         if self.prior_scale and self.weight_decay:
-            raise ValueError(
-                "weight_decay would change the priors, which must stay fixed: set prior_scale to 0 or it to 0"
-            )
+            raise ValueError("weight_decay would change the priors, which must stay fixed: set it or prior_scale to 0")
         return self
 
 

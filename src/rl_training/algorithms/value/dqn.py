@@ -169,7 +169,7 @@ class DQN(Algorithm[D]):
         network, chosen = self.modules["q"], getattr(self.hp, name)
         actual = getattr(network, name, chosen)
         if actual != chosen and name in self.hp.model_fields_set:
-            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was handed in has {actual}")
+            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was passed in has {actual}")
         return actual
 
     def setup(self) -> None:

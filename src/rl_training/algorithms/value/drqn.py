@@ -68,7 +68,7 @@ class DRQNHyper(DQNHyper):
         if self.overlap >= self.sequence_length:
             raise ValueError(f"overlap = {self.overlap} must be below sequence_length = {self.sequence_length}")
         if self.value_rescaling and self.target_rule not in RESCALABLE:
-            raise ValueError(f"value_rescaling does not go with target_rule = {self.target_rule}")
+            raise ValueError(f"value_rescaling cannot be combined with target_rule = {self.target_rule}")
         return self
 
 

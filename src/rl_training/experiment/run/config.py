@@ -179,7 +179,7 @@ class TrainConfig(BaseModel):
         cls = registry.entry(self.algo).load()
         for name in self.algo_kwargs:
             if name in type(self).model_fields and name not in cls.Hyper.model_fields:
-                raise UserError(f"'{name}' is no setting of {self.algo}: write it beside algo_kwargs, not below it")
+                raise UserError(f"'{name}' is not a setting of {self.algo}: write it next to algo_kwargs, not inside")
         return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
 
     def resolved(self) -> TrainConfig:

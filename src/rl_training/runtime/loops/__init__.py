@@ -24,7 +24,7 @@ ON_DEVICE: dict[str, type[Loop]] = {"off_policy": DeviceOffPolicyLoop, "on_polic
 def loop_class(name: str, vectorization: str = "auto") -> type[Loop]:
     if vectorization == "device":
         if name not in ON_DEVICE:
-            raise UserError(f"vectorization: device is for training in an environment; the loop {name} has none there")
+            raise UserError(f"vectorization: device needs a loop that steps environments; the loop {name} does not")
         return ON_DEVICE[name]
     if name not in LOOPS:
         raise UserError(f"there is no training loop '{name}'; known: {', '.join(LOOPS)}")
