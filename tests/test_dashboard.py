@@ -252,7 +252,7 @@ def test_page_shows_runs_live_and_names_stay_text(server: Dashboard, tmp_path: P
     with open(run / "metrics.jsonl", "a") as log:
         log.write(json.dumps({"step": 6000, "time": time.time(), "eval/mean_reward": 77.4}) + "\n")
     # The page asks once a second; two answers are enough on an idle machine.
-    assert 0 < wait(browser, "document.getElementById('rows').textContent.includes('77.4')") < 10
+    assert wait(browser, "document.getElementById('rows').textContent.includes('77.4')") < 10
     for key in "2341xxjk/":
         browser.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=key)
     wait(browser, "document.activeElement.id === 'search'")
