@@ -14,8 +14,8 @@ class UserError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
 
 
-class LayoutError(UserError):
-    """Saved tensors that do not fit the networks or buffers that they are loaded into."""
+class MismatchError(UserError):
+    """Settings or saved tensors that do not fit the algorithm."""
 
 
 class Terminated(SystemExit):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.data.recipes import DatasetRecipe
-from rl_training.errors import UserError, explain
+from rl_training.errors import MismatchError, UserError, explain
 from rl_training.models.torsos import Cnn
 from rl_training.ops.schedules import Fraction as Fraction
 from rl_training.ops.schedules import Positive as Positive
@@ -215,4 +215,4 @@ def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
     try:
         return model(**values)
     except ValidationError as error:
-        raise UserError(f"{owner}: {explain(error, model)}") from None
+        raise MismatchError(f"{owner}: {explain(error, model)}") from None
