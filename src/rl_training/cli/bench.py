@@ -37,9 +37,9 @@ def bench(
         list[str] | None,
         typer.Option("--only", metavar="PATTERN", help="Studies whose name contains this, such as 'sac__*' or Hopper."),
     ] = None,
-    jobs: Annotated[
+    workers: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", metavar="N", min=1, max=1024,
+        typer.Option("--workers", "-w", metavar="N", min=1, max=1024,
                      help="Studies to train at a time.  [default: as many as cores and memory allow]"),
     ] = None,
     minutes: Annotated[
@@ -93,7 +93,7 @@ def bench(
         table = made.table()
     else:
         with display(made, not no_progress) as (planning, show):
-            table = made.run(jobs, minutes=minutes, on_event=show, on_plan=planning)
+            table = made.run(workers, minutes=minutes, on_event=show, on_plan=planning)
     if as_json:
         print_json(table)
     else:

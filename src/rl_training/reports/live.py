@@ -142,13 +142,14 @@ class LiveRun:
         }  # fmt: skip
 
     def files(self) -> Iterator[dict[str, Any]]:
-        """What may be looked at: media and text. Checkpoints and TensorBoard files are not listed."""
+        """What may be looked at: media and text. Checkpoints, TensorBoard files and unfinished files are not listed."""
         for folder, names, files in os.walk(self.path):
             names[:] = sorted(name for name in names if name not in ("checkpoints", "tensorboard"))
             for name in sorted(files):
                 path = Path(folder, name)
                 kind = _MEDIA.get(path.suffix) or ("text" if path.suffix in _TEXT else None)
-                if kind and path.is_file() and not path.is_symlink():
+                hidden = name.startswith(".")  # still being written
+                if kind and not hidden and path.is_file() and not path.is_symlink():
                     status = path.stat()
                     where = path.relative_to(self.path).as_posix()
                     yield {"path": where, "kind": kind, "size": status.st_size, "time": status.st_mtime}

@@ -27,6 +27,7 @@ _MAX_DEPTH = 4  # levels of directories that are searched for runs
 _IRRELEVANT = {
     "algo", "env_id", "seed", "seeds", "output_dir", "device", "execution", "vectorization", "eval_episodes",
     "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_at_return", "tags",
+    "eval_video",
 }  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class TrainConfig(BaseModel):
     """Evaluate with the policy's best actions; off: with actions sampled as in training."""
     eval_interval: int | None = Field(None, ge=0)
     """Steps between evaluations; empty: a twentieth of the run; 0: evaluate only at the end."""
+    eval_video: bool = False
+    """Record a video of the first seed's policy at each evaluation, in the run's directory `videos`."""
     log_interval: int = Field(1_000, ge=1)
     """Steps between log lines."""
     checkpoint_interval: int | None = Field(None, ge=1)

@@ -33,6 +33,7 @@ from rl_training.experiment.run.checkpoint import (
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.datasets import DatasetFactory, warn_of_random_data
 from rl_training.experiment.run.environment import training_envs, with_env
+from rl_training.experiment.run.eval_video import EvaluationVideos
 from rl_training.experiment.run.history import Clock, RunHistory
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import check_finite
@@ -80,6 +81,7 @@ class Trainer:
                 self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation"),
                 deterministic=config.eval_deterministic,
             )  # fmt: skip
+            self.videos = EvaluationVideos(config, self.algorithm, self.env)
             self.history, self.clock = RunHistory(), Clock()
             self._stop: str | None = None
             self._signal: int | None = None
@@ -354,13 +356,13 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluate every seed; False when a signal interrupted it."""
         self.progress.update(self.loop.env_steps, text="evaluating ...")
+        train, step, stopped = self.loop.learner.train, self.loop.env_steps, lambda: self._signal is not None
         with self._signals.interruptible():
-            result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
-        if result is None:
-            return False
+            result = self.evaluator.run(train, stopped)
+            if result is None or not self.videos.record(self.run_dir, train, step, stopped):
+                return False
         scores = (result.returns, result.lengths, result.successes)
         summary: dict[str, Any] = eval_summary(list(self.seeds), *scores, self.config.score_bounds())
-        step = self.loop.env_steps
         for seed, values in evaluation_rows(summary):
             self.logger.log(step, values, seed)
         history = self.history
@@ -373,8 +375,8 @@ class Trainer:
         if history.best_eval is None or summary["mean_return"] > history.best_eval["mean_return"]:
             check_finite(self.run_dir, self.loop)
             history.best_eval = history.last_eval
-            train = dict(tree_items(self.loop.learner.train, "train"))
-            save_checkpoint(self.checkpoints, best_name(step), tensors={"state": train}, meta=self._meta("policy", {}))
+            state = dict(tree_items(train, "train"))
+            save_checkpoint(self.checkpoints, best_name(step), tensors={"state": state}, meta=self._meta("policy", {}))
             prune(self.checkpoints, self.config.keep_checkpoints)
         goal = self.config.stop_at_return
         if goal is not None and summary["mean_return"] >= goal:
