@@ -128,7 +128,7 @@ class ACER(Algorithm[ACERHyper]):
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
-        check_cnn(spec, self.hp.cnn)
+        check_cnn(spec, self.hp)
 
     def setup(self) -> None:
         hp = self.hp
