@@ -14,6 +14,10 @@ class UserError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
 
 
+class MismatchError(UserError):
+    """Settings or saved tensors that do not fit the algorithm."""
+
+
 class Terminated(SystemExit):
     """SIGTERM ends the process. A plain SystemExit comes from code of others that called sys.exit()."""
 

@@ -63,9 +63,9 @@ def bench(
 
     rl-training bench classic --minutes 30
 
-    To continue after --minutes, Ctrl-C or a crash, run the same command again: each study goes on exactly where it
-    stopped, and complete ones are not repeated. Results of --set are not the suite's: they are written beside the runs.
-    Exit status 1: a study failed, or --strict and a bar is missed.
+    To continue after --minutes, Ctrl-C or a crash, run the same command again: each study continues exactly where it
+    stopped, and complete ones are not repeated. Results with --set are not the suite's: they are written next to the
+    runs. Exit status 1: a study failed, or a bar was missed with --strict.
     """
     from rl_training.experiment.studies.suite import load_suite, suite_names
 

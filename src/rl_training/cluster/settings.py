@@ -10,7 +10,7 @@ from rl_training.errors import UserError, explain
 
 
 class ClusterSettings(BaseModel):
-    """How a run is distributed. Environments and their actors are many; the learner's process is the driver."""
+    """How a run is distributed over rollout actors and the driver, the process that learns."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -63,7 +63,7 @@ class ClusterSettings(BaseModel):
 
 
 def distributed(settings: ClusterSettings, hyper: dict[str, Any]) -> dict[str, Any]:
-    """An algorithm's settings in a distributed run: actors really lag, so a lag must not be imitated as well."""
+    """An algorithm's settings in a distributed run. Actors really lag, so a lag must not be simulated as well."""
     if settings.synchronous or "policy_lag" not in hyper:
         return hyper
     return {**hyper, "policy_lag": 0, "store_log_probs": True}

@@ -49,7 +49,7 @@ class ClusterWorkers:
     """Runs jobs as tasks. Ray chooses the machine; a lost task is reported, and its owner decides what to do."""
 
     def __init__(self, address: str, workers: int, gpus: float = 0.0) -> None:
-        """`gpus`: of each job; fractions are allowed."""
+        """`gpus` for each job; fractions are allowed."""
         self.connection = Connection(address, min(workers, 2), gpus, lower="--workers or --gpus-per-trial")
         self.ray = self.connection.ray
         # A process of its own for each job, like a forked worker; retries are the caller's business.

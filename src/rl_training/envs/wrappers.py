@@ -52,7 +52,7 @@ def wrapped(source: EnvSource, wrappers: Sequence[str | Mapping[str, Any]], vect
 
 
 def check_wrapper(entry: Any) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of an entry of `env_wrappers`; ValueError if it is none."""
+    """The name and arguments of an entry of `env_wrappers`; ValueError if the entry is invalid."""
     fields = {"wrapper": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not set(fields) <= {"wrapper", "kwargs"}:
         raise ValueError("write each wrapper as module:Wrapper, or as {wrapper: module:Wrapper, kwargs: {...}}")

@@ -98,7 +98,7 @@ class SelfPredictiveQNetwork(C51QNetwork):
         return logits, torch.stack(predictions, 1)
 
     def latents(self, obs: Tensor) -> Tensor:
-        """[B, C, H, W], or [B, D] for vectors."""
+        """Latents of images [B, C, H, W], or of vectors [B, D]."""
         latent: Tensor = self.layers[0](obs)
         return latent
 

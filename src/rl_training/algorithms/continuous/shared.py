@@ -38,7 +38,7 @@ class SharedEncoderFields(BaseModel):
     """One encoder of images for actor and critics, which the critics' loss trains: the convolutions of drq (Yarats et
     al. 2021), nature or impala. none: actor and critics have an encoder each."""
     feature_dim: int = Field(50, ge=1)
-    """shared_encoder: width of the layer that actor and critics each have behind it."""
+    """shared_encoder: width of the layer that actor and critics each add to it."""
 
 
 def trunk(size: int, features: int) -> nn.Sequential:

@@ -87,7 +87,7 @@ class DAC(TD3[DACHyper]):
     # --- the discriminator -------------------------------------------------------------------------------------------
 
     def inputs(self, obs: Tensor, actions: Tensor) -> Inputs:
-        """What the network reads of each row, and of the absorbing state after them."""
+        """Inputs of the network: each row, then the absorbing state."""
         return with_absorbing(obs, action_code(self.spec.action, actions))
 
     def judge(self, params: Tensor, *inputs: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class DAC(TD3[DACHyper]):
         return after._replace(extra={**extra, "endings": endings, "fits": extra["fits"] + 1}), metrics
 
     def discriminator_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """On rows of the replay buffer, followed by as many of the expert."""
+        """Update on rows of the replay buffer, followed by as many of the expert."""
         rows = torch.arange(2 * self.hp.discriminator_batch_size, device=batch["weights"].device)
         labels = (rows >= self.hp.discriminator_batch_size).to(torch.float32)
         state, metrics = self.fit(state, {**batch, "labels": labels}, key)

@@ -125,11 +125,11 @@ class ACKTR(PolicyGradient[ACKTRHyper]):
         return state, Aux({**aux.metrics, **inverted.metrics})
 
     def factor_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """The factors of this rollout, in their running averages (section 3.1)."""
+        """Update the running averages of the factors with this rollout (section 3.1)."""
         hp, dist, weights, mask = self.hp, self.dist, batch["weights"], batch.get("mask")
 
         def score(output: tuple[Tensor, Tensor]) -> Tensor:
-            """log p(a, v | s) of samples of both."""
+            """log p(a, v | s) for sampled actions and values."""
             out, values = output
             actions = dist.sample(out.detach(), rng.fold(key, 0), mask)
             sampled = values.detach() + rng.normal(rng.fold(key, 1), tuple(values.shape))
@@ -152,5 +152,5 @@ class ACKTR(PolicyGradient[ACKTRHyper]):
         return state, Aux({**aux.metrics, "step_size": state.opt["policy"]["step_size"].clone()})
 
     def _with(self, state: TrainState, **changes: Tensor) -> TrainState:
-        """The state with other tensors in the optimiser."""
+        """The state with some tensors of the optimiser replaced."""
         return state._replace(opt={**state.opt, "policy": {**state.opt["policy"], **changes}})

@@ -1,7 +1,7 @@
 """ACER, actor-critic with experience replay (Wang et al. 2017): each rollout is learned from once, then replayed ones.
 
 A critic of all actions learns Retrace targets. The policy's gradient has importance weights that are truncated at c,
-and a term with the critic's values that makes up for what the truncation left out. It is limited to a trust region
+and a term with the critic's values that corrects the bias of the truncation. It is limited to a trust region
 around an average of earlier policies. The probabilities that the actions had when they were chosen are stored. Settings
 are those of Stable-Baselines 2.
 
@@ -80,7 +80,7 @@ class ACERHyper(SharedTrunkFields, NetworkHyper, ObservationFields):
 
 
 class Known(NamedTuple):
-    """What an update takes as constants: [B] or, of every action, [B, A]."""
+    """Constants of an update: [B], or [B, A] for every action."""
 
     target: Tensor  # Q^ret(x, a) of the action that was taken
     values: Tensor  # V(x), the mean of q under the policy

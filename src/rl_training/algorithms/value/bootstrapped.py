@@ -53,7 +53,7 @@ class BootstrappedHyper(DQNHyper):
 
 
 class Heads(NamedTuple):
-    """Observations that all heads look at, in place of one row for each head."""
+    """Observations that all heads read, instead of one row for each head."""
 
     obs: Any
 
@@ -86,7 +86,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
     # --- the value heads -------------------------------------------------------------------------------------------
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values [B * K, A] of all heads, where they are asked for; else their mean [B, A]."""
+        """Values [B * K, A] of all heads if they are asked for, otherwise their mean [B, A]."""
         all_heads = isinstance(obs, Heads)
         q = self.outputs(params, obs.obs if all_heads else obs, key)
         q = q.flatten(0, 1) if all_heads else q.mean(1)
@@ -132,7 +132,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
 
 
 def vote(q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The action that most heads prefer, of values [B, K, A]; of several, the one with the highest mean value: [B]."""
+    """The action that most heads prefer, given values [B, K, A]; ties go to the highest mean value: [B]."""
     allowed = forbid(q, None if mask is None else mask.unsqueeze(1).expand_as(q))
     choices = torch.arange(q.shape[-1], device=q.device)
     votes = (allowed.argmax(-1, keepdim=True) == choices).sum(1)  # [B, A]

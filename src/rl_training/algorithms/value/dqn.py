@@ -62,7 +62,7 @@ class DQNFields(NetworkHyper):
     exploration_initial_eps: float = Field(1.0, ge=0.0, le=1.0)
     """Epsilon at the start."""
     exploration_final_eps: float = Field(0.05, ge=0.0, le=1.0)
-    """Epsilon after the fall."""
+    """Epsilon once it has stopped falling."""
     exploration_ladder: float = Field(0.0, ge=0.0)
     """Environment i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Ape-X: 7); 0: all with the same epsilon."""
     double: bool = False
@@ -87,7 +87,7 @@ class DQNFields(NetworkHyper):
     cnn: Cnn = "nature"
     """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
     cnn_width: int = Field(1, ge=1, le=64)
-    """Factor on the channels of that network."""
+    """Factor on the number of channels of the network for images."""
 
 
 class DQNHyper(ObservationFields, AugmentFields, DQNFields, OffPolicyHyper):

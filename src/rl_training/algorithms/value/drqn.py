@@ -53,7 +53,7 @@ class DRQNHyper(DQNHyper):
     layer_norm: bool = False
     """LayerNorm after every hidden layer before the cell."""
     burn_in: int = Field(0, ge=0)
-    """Steps before them that only bring the recurrent state up to date."""
+    """Steps before each sequence that only bring the recurrent state up to date."""
     overlap: int = Field(0, ge=0)
     """Steps that a sequence shares with the next one (burn-in not counted)."""
     stored_state: bool = False

@@ -66,7 +66,7 @@ class TorchSimulator(Simulator):
         return sim_step(obs, seen if final is None else self._encoded(final), *columns)
 
     def _encoded(self, obs: Any) -> Obs:
-        """`obs` may be the part that policies read, alone."""
+        """`obs` may be just the part that policies read."""
         part = obs[self._part] if self._part is not None and isinstance(obs, dict) else obs
         return self._encode(part, self.num_envs)
 
