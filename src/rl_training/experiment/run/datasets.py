@@ -40,6 +40,7 @@ from rl_training.experiment.run.checkpoint import load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.run_dir import library_versions
+from rl_training.imports import check_arguments
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource, EnvSpec
@@ -141,6 +142,7 @@ class DatasetFactory:
             raise UserError("a dataset is collected in single environments, not in a vector environment: set env_id")
         size = recipe.size or DEFAULT_SIZE
         width = max(1, min(WIDTH, size // 100))
+        check_arguments(recipe.env_kwargs, "dataset.env_kwargs")
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
         try:
             if agent is not None:

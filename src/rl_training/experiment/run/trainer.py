@@ -427,6 +427,7 @@ class Trainer:
             "device": str(self.device),
             "execution": self.plan.execution.mode,
             **({"dataset_hash": self.dataset_hash} if self.dataset_hash is not None else {}),
+            **({"cluster": self.config.cluster.address} if self.config.cluster is not None else {}),
             "final_eval": self.history.last_eval,
             "best_eval": self.history.best_eval,
             "checkpoint": f"checkpoints/{path.name}",
