@@ -257,6 +257,8 @@ class Trainer:
                 "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
             )
             self.progress.message(f"resumed at step {self.loop.env_steps:,}, environments continue {state}")
+            if lost := max(0, self.logger.reached - self.loop.env_steps):
+                self.progress.message(f"at least {lost:,} steps after it are lost: they were not in a checkpoint")
         if mode in ("compile", "cudagraph"):
             self.progress.update(self.loop.env_steps, text="compiling (cached for the next run) ...")
 
