@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import PATIENCE, Browser, browser_program
 from report_runs import make_run
 
 from rl_training.cli import main
+from rl_training.envs.video import VideoFile
 from rl_training.reports.dashboard import Dashboard
 from rl_training.reports.live import POINTS, LiveRun, LiveRuns
 
@@ -238,6 +240,46 @@ def polls(browser: Browser) -> int:
 
 ROWS = "document.readyState === 'complete' && document.querySelectorAll('#rows tr').length"
 LINES = "document.querySelectorAll('#panel svg .line').length"
+
+
+@pytest.mark.slow
+def test_videos_of_evaluations_appear_and_go_on_playing(server: Dashboard, tmp_path: Path, browser: Browser) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run = make_run(tmp_path, "run", {3: 50.0}, status="running", time=time.time())
+
+    def record(step: int) -> None:
+        (run / "videos").mkdir(exist_ok=True)
+        file = VideoFile(run / "videos" / f"step_{step:012d}.mp4", 30.0)
+        for shade in range(0, 250, 10):
+            file.append(np.full((48, 64, 3), shade, np.uint8))
+        file.close()
+
+    def news(step: int, score: float) -> None:
+        with open(run / "metrics.jsonl", "a") as log:
+            log.write(json.dumps({"step": step, "time": time.time(), "eval/mean_reward": score}) + "\n")
+        wait(browser, f"document.getElementById('rows').textContent.includes('{score}')")
+
+    record(6000)
+    browser.show(server.url, 390, 900, True)
+    wait(browser, f"({ROWS}) === 1 && {LINES} >= 1")
+    browser.send("Input.dispatchKeyEvent", type="keyDown", key="3", text="3")
+    wait(
+        browser,
+        "document.querySelectorAll('#panel video').length === 1 && document.querySelector('video').readyState > 0",
+    )
+    assert (
+        browser.value("document.querySelector('figcaption').textContent")
+        == "dqn · CartPole-v1 after 6,000 steps, seed 3"
+    )
+    browser.value("void document.querySelector('video').play()")
+    wait(browser, "document.querySelector('video').currentTime > 0")
+    news(6000, 71.5)
+    record(7000)
+    news(7000, 72.5)
+    wait(browser, "document.querySelectorAll('#panel video').length === 2")
+    old = "document.querySelectorAll('#panel video')[1]"
+    assert browser.value(f"{old}.currentTime > 0 && !{old}.paused")
+    assert browser.problems == []
 
 
 @pytest.mark.slow

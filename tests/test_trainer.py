@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,17 @@ def test_resuming_an_earlier_checkpoint_renames_the_later_ones(tmp_path: Path) -
     best = Agent.load(first.run_dir / "best", device="cpu").path
     assert best is not None
     assert int(best.name.removeprefix("best_")) == result.best_eval["step"]
+
+
+def test_a_resumed_run_says_how_many_steps_were_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"checkpoint_interval": 20, "keep_checkpoints": 9, "log_interval": 10}
+    first = trainer("dqn", tmp_path, total_timesteps=60, **options).run()
+    for late in list_checkpoints(first.run_dir / "checkpoints", "step")[1:]:
+        shutil.rmtree(late)  # as if the run had been killed before it could write them
+    Trainer.resume(first.run_dir).run()
+    assert "at least 40 steps after it are lost" in capsys.readouterr().err
+    Trainer.resume(first.run_dir, total_timesteps=80).run()
+    assert "are lost" not in capsys.readouterr().err
 
 
 def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint,
 from rl_training.experiment.run.metrics import MetricsLogger, read_metrics
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.reports import text
+from rl_training.reports.live import LiveRuns
 
 
 class Odd(gym.Env[Any, Any]):
@@ -333,3 +334,41 @@ def test_messages_about_checkpoints_are_bounded(tmp_path: Path) -> None:
     for key in ("schema", "name"):
         (path / "manifest.json").write_bytes(checkpoints._manifest_bytes({**manifest, key: "9" * 5000}))
         assert len(str(checkpoints.verify(path))) < 500
+
+
+CLUSTER = {f"cluster/{key}": 1.0 for key in ("actors", "actors_replaced", "lost_steps", "unrolls_under_way")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 10**400}, {"time": -(10**400)}, {"eval/mean_reward": 10**400}, {"eval/mean_reward": 1.5e308},
+        {"time/fps": 10**400}, {"time/fps": 1e-320}, {"seed": ["x"]}, {"nonfinite": {"step": "NaN"}},
+        {"nonfinite": {"step": "inf"}}, CLUSTER, CLUSTER | {"cluster/learner_busy": "x"},
+        CLUSTER | {"cluster/learner_busy": 1.0, "cluster/replay_size": 1.0},
+        {"time/fps": "x"},
+    ],
+    ids=lambda change: str(change)[:40],
+)  # fmt: skip
+def test_a_damaged_log_is_one_sentence_or_left_out(
+    change: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.yaml", "metadata.json", "summary.json"):
+        (copy / name).write_text((run / name).read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = next(row for row in reversed(rows) if "eval/mean_reward" in row)
+    rows.append({**last, **change})
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for command in (["report", str(copy)], ["report", str(copy), "--html", str(tmp_path / "x.html")]):
+        assert main(command) in (0, 2)
+    assert main(["cluster", "status", str(copy)]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert all("metrics.jsonl" in line or "about a cluster" in line for line in said)
+    for metadata in ("{}", '{"status": "running"}'):
+        (copy / "metadata.json").write_text(metadata)
+        live = LiveRuns(tmp_path)
+        live.refresh()
+        (row,) = live.overview()
+        json.dumps([row, live.curves(row["id"], ["eval/mean_reward"])])

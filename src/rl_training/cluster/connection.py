@@ -13,6 +13,8 @@ from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 
 _ANSWER = 5.0  # seconds for a cluster to accept a connection
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # HTTP/2, which gRPC uses: no settings
+_SETTINGS = 4  # type of the frame that a server answers with
 
 
 def require_ray() -> Any:
@@ -89,14 +91,20 @@ class Connection:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself retries for a minute before it gives up."""
+    """Ray itself retries for minutes before it gives up, in code that cannot be interrupted."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         raise UserError(
             f"cluster address '{address}' is not valid: use local, auto or host:port, such as 10.0.0.1:6379"
         )
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+        with socket.create_connection((host, int(port)), timeout=_ANSWER) as link:
+            if os.environ.get("RAY_USE_TLS", "0") == "1":
+                return
+            link.sendall(_HELLO)
+            answer = link.makefile("rb").read(4)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason})") from None
+    if answer[3:] != bytes([_SETTINGS]):
+        raise UserError(f"what answers at {address} is not a Ray cluster")

@@ -23,6 +23,7 @@ from rl_training.envs.sync import SyncVectorEnv, copy_rows
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
 from rl_training.errors import UserError
+from rl_training.imports import check_address
 from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource
 
@@ -106,6 +107,7 @@ class ActorEnvs(VectorEnv):
 
     def connect(self, others: int = 0) -> Connection:
         """Reserve the actors, and one CPU for each of `others`, which are started elsewhere."""
+        check_address(self.settings.address)
         count, cpus, gpus = self.settings.actors, self.settings.cpus_per_actor, self.settings.gpus_per_actor
         self.connection = Connection(self.settings.address, count * cpus + others, count * gpus)
         self.ray = self.connection.ray

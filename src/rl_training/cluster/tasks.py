@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from rl_training.cluster.connection import Connection
-from rl_training.imports import allow_import, allowed_imports
+from rl_training.imports import allow_again, allowances
 from rl_training.registry import resolve
 
 _GRACE = 60.0  # seconds for interrupted tasks to save their runs
@@ -28,8 +28,7 @@ def run_job(job: dict[str, Any]) -> int:
     try:
         for target in (1, 2):
             os.dup2(log, target)
-        for name in job["allow"]:
-            allow_import(name)
+        allow_again(job["allow"])
         resolve(job["target"])(*job["arguments"])
         return 0
     except BaseException:
@@ -57,25 +56,28 @@ class ClusterWorkers:
         self._running: dict[Any, str] = {}
 
     def send(self, job: dict[str, Any]) -> None:
-        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowed_imports()})] = job["id"]
+        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowances()})] = job["id"]
 
-    def ended(self) -> tuple[str, int | None]:
-        """Wait for a job to end: its id and exit status, or None if its process or machine was lost."""
+    def ended(self, timeout: float | None = None) -> tuple[str, int | None] | None:
+        """Wait for a job to end: its id and exit status, which is None if its process or machine was lost. None if no
+        job ends within `timeout` seconds."""
         from ray.exceptions import RayError
 
-        done, _ = self.ray.wait(list(self._running), num_returns=1)
+        done, _ = self.ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        if not done:
+            return None
         name = self._running.pop(done[0])
         try:
             return name, int(self.ray.get(done[0]))
         except RayError:
             return name, None
 
-    def stop(self) -> None:
-        """Interrupt the running jobs, which save their runs, and leave the cluster."""
+    def stop(self, grace: float = _GRACE) -> None:
+        """Interrupt the running jobs, give them `grace` seconds to save their runs, and leave the cluster."""
         refs = list(self._running)
         self._running.clear()
         for ref in refs:
             self.ray.cancel(ref)
         if refs:
-            self.ray.wait(refs, num_returns=len(refs), timeout=_GRACE)
+            self.ray.wait(refs, num_returns=len(refs), timeout=grace)
         self.connection.close()

@@ -11,7 +11,7 @@ import gymnasium as gym
 from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.given import VectorSource
 from rl_training.errors import UserError
-from rl_training.imports import import_named
+from rl_training.imports import check_arguments, import_named
 from rl_training.spec import EnvSource
 
 
@@ -66,6 +66,7 @@ def check_wrapper(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _load(entry: str | Mapping[str, Any]) -> NamedWrapper:
     name, kwargs = check_wrapper(entry)
+    check_arguments(kwargs, "env_wrappers.kwargs")
     module, _, attribute = name.partition(":")
     try:
         found: Any = import_named(module, f"the wrapper '{name}'")

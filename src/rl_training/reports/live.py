@@ -14,7 +14,7 @@ import yaml
 
 from rl_training.experiment.run.atomic import read_json_object
 from rl_training.experiment.run.config import flat, read_yaml
-from rl_training.experiment.run.metrics import FILE, events_in, last_events, read_from
+from rl_training.experiment.run.metrics import FILE, events_in, is_finite, last_events, read_from
 from rl_training.reports.runs import METRIC, TRAINING, Run, find_runs, relevant_settings
 
 POINTS = 400  # of a curve on the screen
@@ -70,10 +70,11 @@ class LiveRun:
 
     def overview(self) -> dict[str, Any]:
         """The row of this run in the list."""
-        steps = int(max((record["step"] for record in self._last), default=self.summary.get("env_steps") or 0))
-        total = self.config.get("total_timesteps")
-        total = total if isinstance(total, int) else None
-        speed = next((r["time/fps"] for r in reversed(self._last) if r.get("time/fps")), None)
+        taken, total = self.summary.get("env_steps"), self.config.get("total_timesteps")
+        steps = int(max((record["step"] for record in self._last), default=taken if is_finite(taken) else 0))
+        total = int(total) if is_finite(total) else None
+        speeds = (record.get("time/fps") for record in reversed(self._last))
+        speed = next((speed for speed in speeds if is_finite(speed) and speed > 0), None)
         running = self.metadata.get("status") == "running"
         quiet = time.time() - max((record["time"] for record in self._last), default=0.0)
         best, settings = self.summary.get("best_eval"), relevant_settings(self.config)
@@ -100,7 +101,7 @@ class LiveRun:
     def _score(self) -> float | None:
         """The newest evaluation, or the newest training return; the mean over the seeds of a study."""
         for metric in (METRIC, TRAINING):
-            rows = [record for record in self._last if isinstance(record.get(metric), int | float)]
+            rows = [record for record in self._last if is_finite(record.get(metric))]
             last = [record[metric] for record in rows if record["step"] == rows[-1]["step"]]
             if last:
                 return float(sum(last) / len(last))
@@ -142,13 +143,14 @@ class LiveRun:
         }  # fmt: skip
 
     def files(self) -> Iterator[dict[str, Any]]:
-        """What may be looked at: media and text. Checkpoints and TensorBoard files are not listed."""
+        """What may be looked at: media and text. Checkpoints, TensorBoard files and unfinished files are not listed."""
         for folder, names, files in os.walk(self.path):
             names[:] = sorted(name for name in names if name not in ("checkpoints", "tensorboard"))
             for name in sorted(files):
                 path = Path(folder, name)
                 kind = _MEDIA.get(path.suffix) or ("text" if path.suffix in _TEXT else None)
-                if kind and path.is_file() and not path.is_symlink():
+                hidden = name.startswith(".")  # still being written
+                if kind and not hidden and path.is_file() and not path.is_symlink():
                     status = path.stat()
                     where = path.relative_to(self.path).as_posix()
                     yield {"path": where, "kind": kind, "size": status.st_size, "time": status.st_mtime}

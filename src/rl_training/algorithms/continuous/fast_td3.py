@@ -86,12 +86,12 @@ class FastTD3(TD3[FastTD3Hyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        actor = Actor(spec, spec.action.dim, hp.hidden_sizes, hp.activation)
+        actor = Actor(spec, spec.action.dim, hp.hidden_sizes, hp.activation, hp.network)
         nn.init.normal_(actor.head.weight, 0.0, HEAD_DEVIATION)
         nn.init.zeros_(actor.head.bias)
         critic = EnsembleCritic(
-            spec, hp.num_critics, hp.critic_hidden_sizes, hp.activation, outputs=hp.num_atoms
-        )  # fmt: skip
+            spec, hp.num_critics, hp.critic_hidden_sizes, hp.activation, outputs=hp.num_atoms, network=hp.network
+        )
         return {"actor": actor, "critic": critic}
 
     def setup(self) -> None:

@@ -22,6 +22,7 @@ from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.control import ActorCriticModel
 from rl_training.models.layers import EnsembleLinear, EnsembleScalar
+from rl_training.models.residual import orthogonal_each
 from rl_training.models.torsos import observation_encoder
 from rl_training.ops.grad import value_and_grad
 from rl_training.spec import ArraySpec, EnvSpec
@@ -74,15 +75,10 @@ def make_networks(
 
 
 def initialise(network: nn.Module) -> None:
-    """Orthogonal weights, of gain sqrt(2) in the critics' layers, and no biases (as in the authors' code)."""
+    """Orthogonal weights, separately for each critic, and biases of 0 (as in the authors' code)."""
     for layer in network.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        elif isinstance(layer, EnsembleLinear | EnsembleScalar):
-            for member in layer.weight.data:
-                nn.init.orthogonal_(member, math.sqrt(2.0))
-            nn.init.zeros_(layer.bias)
+        if isinstance(layer, nn.Linear | EnsembleLinear | EnsembleScalar):
+            orthogonal_each(layer, 1.0)
 
 
 class SharedEncoder:

@@ -8,7 +8,9 @@ Settings are those of Stable-Baselines 2.
 Deviations: separate actor and critic networks on vectors (`shared_trunk`); generalised advantages, which with
 `gae_lambda` 1 are the paper's n-step returns; inverses are computed at a fixed interval (`kfac_update`) instead of in a
 thread of their own; damping is split between the two factors (Martens and Grosse 2015, section 6.3); the critic of
-continuous actions has the same trust region as its policy, not one of its own.
+continuous actions has the same trust region as its policy, not one of its own. Where the authors' code differs from the
+paper, this is the paper: no ten plain gradient steps at the start, a step of sqrt(2 delta / slope) instead of
+sqrt(delta / slope), and a quarter of their curvature of the value.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class PolicyGradient(Algorithm[R]):
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
-        check_cnn(spec, self.hp.cnn)
+        check_cnn(spec, self.hp)
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return super().named_networks(network) if self.separate else {"policy": network}

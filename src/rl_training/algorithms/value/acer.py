@@ -9,7 +9,8 @@ Deviations: discrete actions only, without the stochastic dueling networks for c
 many asynchronous workers; as many replayed updates after each rollout as `replay_ratio` says, not a number drawn from a
 Poisson distribution; rollouts of several environments are replayed independently of each other; updates begin after
 `learning_starts` steps, also those on new rollouts; a rollout may run over the end of an episode, where traces end;
-separate actor and critic networks on vectors (`shared_trunk`).
+separate actor and critic networks on vectors (`shared_trunk`); epsilon is added to the root of the squared gradients,
+not under it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class ACER(Algorithm[ACERHyper]):
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
-        check_cnn(spec, self.hp.cnn)
+        check_cnn(spec, self.hp)
 
     def setup(self) -> None:
         hp = self.hp

@@ -129,6 +129,10 @@ class BBF(C51DQN):
         for name in ("noisy", "layer_norm"):
             if getattr(hp, name):
                 raise UserError(f"the network of bbf has no {name.replace('_', ' ')} layers: set {name} to false")
+        if hp.network != "mlp":
+            raise UserError(
+                f"network: {hp.network} cannot be combined with bbf, which has a network of its own: leave it out"
+            )
         encoder = LatentEncoder(spec, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", *self.sizes)}
         hidden = hp.hidden_sizes[-1] if hp.hidden_sizes else 512

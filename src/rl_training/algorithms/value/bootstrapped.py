@@ -67,7 +67,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp, seen = self.hp, spec.unmasked
         torso, features, hidden, activation = body(
-            seen, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, layer_norm=hp.layer_norm
+            seen, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, layer_norm=hp.layer_norm, network=hp.network
         )
         prior = EnsembleQNetwork(seen, hp.num_heads, hp.hidden_sizes, hp.activation) if hp.prior_scale else None
         network = BootstrappedQNetwork(

@@ -30,7 +30,7 @@ from rl_training.algorithms.hyper import (
     Positive,
     constant,
 )
-from rl_training.algorithms.observations import ObservationReader, augmentation, normalises
+from rl_training.algorithms.observations import ObservationReader, augmentation, check_cnn, normalises
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -133,6 +133,10 @@ class DQN(Algorithm[D]):
             "exploration_final_eps": 0.01,
         }
     }
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        check_cnn(spec, self.hp)
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp, norm = self.hp, getattr(self.hp, "layer_norm", False)

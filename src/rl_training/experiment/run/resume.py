@@ -18,6 +18,7 @@ from rl_training.experiment.run.checkpoint import (
     resolve,
 )
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.imports import allow_address
 
 
 def open_for_resume(
@@ -43,6 +44,7 @@ def open_for_resume(
     if cluster is not None:
         if config.cluster is None:
             raise UserError("this run is not distributed: continue it without --cluster")
+        allow_address(cluster)
         config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"address": cluster})})
     if config.total_timesteps <= taken and runs.read_status(found.parent.parent) in ("completed", "stopped"):
         raise UserError(

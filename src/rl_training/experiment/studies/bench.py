@@ -110,8 +110,10 @@ class Bench:
     def run(
         self, jobs: int | None = None, *, minutes: float | None = None,
         on_event: Callable[[Event], None] = lambda event: None, on_plan: Callable[[Task], None] = lambda task: None,
+        cluster: str | None = None, gpus: float = 0.0,
     ) -> dict[str, Any]:  # fmt: skip
-        """Train what is not complete, for at most `minutes`, and return the table. Calling it again continues."""
+        """Train what is not complete, for at most `minutes`, and return the table. Calling it again continues.
+        `cluster`: studies are tasks of that Ray cluster, with `gpus` each, and Ray decides when there is room."""
         deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
         with exclusive_directory(self.directory, "the bench"):
             open_tasks = [task for task in self.tasks if not task.done]
@@ -119,7 +121,10 @@ class Bench:
                 on_plan(task)
                 self._open(task)
                 forget_failure(task.directory)  # a failure of an earlier start is tried again
-            room = _Room(open_tasks, jobs)
+            options: dict[str, Any] = {"workers": jobs or max(1, len(open_tasks)), "cluster": cluster, "gpus": gpus}
+            if cluster is None:
+                room = _Room(open_tasks, jobs)
+                options = {"workers": room.jobs, "fits": room.fits}
             tasks = {task.study.name: task for task in self.tasks}
 
             def happened(event: Event) -> None:
@@ -129,8 +134,8 @@ class Bench:
 
             try:
                 pool = Pool(
-                    "rl_training.experiment.studies.sweep:work", room.jobs, on_event=happened, fits=room.fits,
-                    deadline=deadline, grace=GRACE,
+                    "rl_training.experiment.studies.sweep:work", on_event=happened, deadline=deadline, grace=GRACE,
+                    **options,
                 )  # fmt: skip
                 pool.run(self._jobs(open_tasks))
             finally:

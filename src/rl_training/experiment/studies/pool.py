@@ -21,7 +21,7 @@ from typing import Any, Literal
 from rl_training.cluster.tasks import ClusterWorkers
 from rl_training.errors import UserError
 from rl_training.experiment.studies.trials import TrialState, record_failure, trial_state
-from rl_training.imports import allowed_imports
+from rl_training.imports import allowances
 from rl_training.machine import python_command, usable_cpus
 
 RETRIES = 3
@@ -99,7 +99,7 @@ class Pool:
         job.directory.mkdir(parents=True, exist_ok=True)
         order = {
             "id": job.name, "target": self.target, "arguments": job.arguments, "log": str(job.directory / LOG),
-            "threads": job.threads or max(1, usable_cpus() // self.workers), "allow": allowed_imports(),
+            "threads": job.threads or max(1, usable_cpus() // self.workers), "allow": allowances(),
         }  # fmt: skip
         self._running[job.name] = (job, before)
         if self._cluster is not None:
@@ -126,12 +126,14 @@ class Pool:
 
     def _wait(self) -> list[Job]:
         """Wait until a worker has ended, or for the deadline; returns the jobs that must be run again."""
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         if self._cluster is not None:
-            return self._ended(*self._cluster.ended())
+            end = self._cluster.ended(left)
+            return [] if end is None else self._ended(*end)
         stdout = self._server().stdout
         assert stdout is not None
-        if self._deadline is not None:  # the pipe is not buffered here, so that no line is missed
-            ready, _, _ = select.select([stdout], [], [], max(0.0, self._deadline - time.monotonic()))
+        if left is not None:  # the pipe is not buffered here, so that no line is missed
+            ready, _, _ = select.select([stdout], [], [], left)
             if not ready:
                 return []
         line = stdout.readline()
@@ -161,7 +163,7 @@ class Pool:
     def _stop(self) -> None:
         """Close the server's input, which makes the running workers save and end."""
         if self._cluster is not None:
-            self._cluster.stop()
+            self._cluster.stop(self._grace)
         server, self._server_process = self._server_process, None
         if server is None:
             return
