@@ -31,7 +31,7 @@ class ClusterSettings(BaseModel):
     unroll_length: int = Field(20, ge=1, le=4096)
     """Steps of each environment in one message to the replay; on-policy algorithms use n_steps."""
     queue: int = Field(2, ge=1, le=64)
-    """Unrolls of an actor that may be under way or waiting. More hide the network; fewer keep the policy fresh."""
+    """Unrolls of an actor that may be in flight or waiting. More of them hide latency; fewer keep the policy fresh."""
     timeout: float = Field(60.0, gt=0.0)
     """Seconds without an answer after which an actor counts as stuck and is replaced."""
     cpus_per_actor: float = Field(1.0, ge=0.0)

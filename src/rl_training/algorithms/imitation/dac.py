@@ -1,6 +1,6 @@
 """Discriminator-actor-critic, DAC (Kostrikov et al. 2019): adversarial imitation off-policy. A discriminator tells the
 expert's (state, action) pairs from those in the replay buffer; TD3 learns from the replay buffer with the reward
-log D - log(1 - D), which is computed anew for every batch.
+log D - log(1 - D), which is recomputed for every batch.
 
 A gradient penalty keeps the discriminator smooth. Absorbing states are those of gail.py: each side contains the
 absorbing state in proportion to the time that its discounted episodes spend there, and rewards are relative to the

@@ -94,7 +94,7 @@ class PolicyGradient(Algorithm[R]):
         return extra
 
     def rollout_extra(self) -> dict[str, Tensor]:
-        """State that begins anew with each rollout."""
+        """State that is reset with each rollout."""
         return {}
 
     def rollout_phases(self) -> tuple[RolloutPhase, ...]:
