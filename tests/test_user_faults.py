@@ -110,6 +110,28 @@ def test_a_failing_constructor_names_the_environment(error: BaseException, kind:
         gym.registry.pop("Failing-v0")
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(RuntimeError("no fuel"), "RuntimeError: no fuel, raised in"), (StopIteration(), "StopIteration, raised in")],
+)
+def test_an_error_in_a_step_says_where_it_was_raised(
+    error: Exception, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(Odd):
+        def step(self, action: Any) -> Any:
+            raise error
+
+    gym.register("Failing-v0", entry_point=Fails)
+    try:
+        words = ["train", "-a", "dqn", "-e", "Failing-v0", "-n", "50", "--defaults", "-o", str(tmp_path)]
+        assert main([*words, "--no-progress"]) == 1
+    finally:
+        gym.registry.pop("Failing-v0")
+    said = capsys.readouterr().err
+    assert message in said
+    assert f"{__name__} ({__file__}:" in said
+
+
 @pytest.mark.parametrize("setting", ["id=1", "disable_env_checker=true", "max_episode_steps=0", "render_mode=[1]"])
 def test_arguments_that_do_not_fit_are_the_users_mistake(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--algo", "dqn", "--env", "CartPole-v1", "-n", "100", "--no-probe"]

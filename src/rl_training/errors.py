@@ -68,7 +68,7 @@ def short_repr(value: object) -> str:
 def describe(error: BaseException) -> str:
     """`KeyError: 'x'`; an exception of another library may fail to give its message."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
         return f"{type(error).__name__} (its message cannot be read)"
 

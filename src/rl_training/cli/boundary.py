@@ -157,7 +157,7 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return _fail(
             f"sys.exit({error.code!r}) was called in {_raised_in(error)}, so the command ended early{where}", 1
         )
-    return _fail(f"unexpected {describe(error)}{where}", 1)
+    return _fail(f"unexpected {describe(error)}, raised in {_raised_in(error)}{where}", 1)
 
 
 def _raised_in(error: BaseException) -> str:

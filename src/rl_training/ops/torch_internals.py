@@ -186,6 +186,16 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
+def without_shim_warnings() -> None:
+    """Stop inductor from logging a warning for each operation that its C++ code calls through Python, such as those of
+    linear algebra in `acktr`: the result is the same, and there is nothing that a user could do."""
+    logging.getLogger("torch._inductor.ir").addFilter(_is_no_shim_warning)
+
+
+def _is_no_shim_warning(record: logging.LogRecord) -> bool:
+    return "missing a c-shim implementation" not in record.getMessage()
+
+
 def is_compiler_error(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._inductor", "torch._dynamo"))
 

@@ -101,10 +101,10 @@ class LiveRun:
     def _score(self) -> float | None:
         """The newest evaluation, or the newest training return; the mean over the seeds of a study."""
         for metric in (METRIC, TRAINING):
-            rows = [record for record in self._last if is_finite(record.get(metric))]
+            rows = [record for record in self._last if isinstance(record.get(metric), int | float)]
             last = [record[metric] for record in rows if record["step"] == rows[-1]["step"]]
             if last:
-                return float(sum(last) / len(last))
+                return float(sum(last) / len(last)) if all(map(is_finite, last)) else None
         return None
 
     def curves(self, metrics: Sequence[str]) -> dict[str, Any]:
