@@ -337,7 +337,7 @@ class Trainer:
 
     def _log(self) -> None:
         check_finite(self.run_dir, self.loop)
-        elapsed, split = self.history.seconds, self.clock.split(self.loop)
+        elapsed, split = self.history.seconds, self.clock.split(self.loop) | self.clock.use(self.device)
         for i, seed in enumerate(self.seeds):
             values = {**self.loop.episodes.metrics(i), **self.loop.train_metrics(i)}
             values["train/gradient_steps"] = float(self.loop.gradient_steps)
