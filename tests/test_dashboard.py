@@ -60,6 +60,12 @@ def test_overview_has_status_progress_and_score(server: Dashboard, tmp_path: Pat
     assert (rows["done"]["status"], rows["done"]["score"], rows["done"]["eta"]) == ("completed", 200.0, None)
     assert (rows["now"]["status"], rows["now"]["step"], rows["now"]["eta"]) == ("running", 5000, 10.0)
     assert rows["done"]["seeds"] == [0, 1]
+    assert rows["done"]["use"] == [None, None, None]  # runs of older versions do not say
+    with open(now / "metrics.jsonl", "a") as log:
+        line = {"step": 5500, "time": time.time(), "time/cpu_cores": 1.9, "time/memory_gib": 0.61}
+        log.write(json.dumps(line) + "\n")
+    rows = {row["name"]: row for row in get(server, "api/runs")["runs"]}
+    assert rows["now"]["use"] == [1.9, 0.61, None]
 
 
 def test_curves_have_every_seed_and_few_points(server: Dashboard, tmp_path: Path) -> None:
@@ -292,9 +298,12 @@ def test_page_shows_runs_live_and_names_stay_text(server: Dashboard, tmp_path: P
         assert browser.value("document.querySelectorAll('#panel .band').length") >= 1  # six seeds
         assert not browser.value("document.documentElement.scrollWidth > innerWidth")
     with open(run / "metrics.jsonl", "a") as log:
-        log.write(json.dumps({"step": 6000, "time": time.time(), "eval/mean_reward": 77.4}) + "\n")
+        log.write(
+            json.dumps({"step": 6000, "time": time.time(), "eval/mean_reward": 77.4, "time/cpu_cores": 1.9}) + "\n"
+        )
     # The page asks once a second; two answers are enough on an idle machine.
     assert wait(browser, "document.getElementById('rows').textContent.includes('77.4')") < 10
+    assert browser.value("document.getElementById('rows').textContent.includes('· 1.9 cores')")
     for key in "2341xxjk/":
         browser.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=key)
     wait(browser, "document.activeElement.id === 'search'")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -108,6 +109,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 def recording(source: EnvSource, files: Sequence[Path]) -> Callable[..., gym.Env[Any, Any]]:
     """A function that makes an environment which records its first episodes in `files`."""
+    _draw_without_display()
     return lambda **arguments: RecordEpisodes(make_env(source, arguments), files)
 
 
@@ -129,6 +131,7 @@ def picture_arguments(source: EnvSource, arguments: dict[str, Any]) -> dict[str,
     if not callable(source) or _takes(source, wanted):
         check_mode(source, arguments, "rgb_array")
         arguments = wanted
+    _draw_without_display()
     with closing(make_env(source, arguments)) as env:
         try:
             env.reset(seed=0)
@@ -138,6 +141,12 @@ def picture_arguments(source: EnvSource, arguments: dict[str, Any]) -> dict[str,
         except Exception as error:  # of the environment, or of the graphics library below it
             raise UserError(f"{env_name(source)} cannot be recorded: {describe(error)}") from error
     return arguments
+
+
+def _draw_without_display() -> None:
+    """Tell SDL, which draws the classic tasks, not to look for a display where there is none: it prints an error."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def _takes(function: Any, arguments: dict[str, Any]) -> bool:

@@ -1,6 +1,9 @@
 "use strict";
 // One page: the list of runs on the left, what is selected on the right. The server is asked for news every second.
-const NAMES = { "eval/mean_reward": "evaluation return", "rollout/ep_rew_mean": "training return" };
+const NAMES = {
+  "eval/mean_reward": "evaluation return", "rollout/ep_rew_mean": "training return", "time/fps": "steps per second",
+  "time/cpu_cores": "CPU cores in use", "time/memory_gib": "memory, GiB", "time/gpu_memory_gib": "GPU memory, GiB",
+};
 const PLOTS = ["eval/mean_reward", "rollout/ep_rew_mean", "train/loss", "time/fps"];
 const COLUMNS = [["run", "Run"], ["score", "Return"], ["progress", "Progress"], ["speed", "Steps/s"]];
 const TABS = ["Curves", "Settings", "Media", "Files"];
@@ -112,7 +115,7 @@ function showRows() {
     const status = make("span", { className: "status", textContent: run.silent ? `${run.status}, silent for ${duration(run.silent)}` : run.status });
     status.dataset.status = run.status;
     const seeds = run.seeds.length === 1 ? `seed ${run.seeds[0]}` : `${run.seeds.length} seeds`;
-    const name = make("td", { className: "run", title: run.name }, make("b", {}, make("span", { className: "swatch" }), `${run.algo} · ${run.env}`), make("small", { textContent: `${seeds} · ` }), status);
+    const name = make("td", { className: "run", title: run.name }, make("b", {}, make("span", { className: "swatch" }), `${run.algo} · ${run.env}`), make("small", { textContent: `${seeds} · ` }), status, make("small", { textContent: run.status === "running" ? useText(run.use) : "" }));
     const part = run.total ? Math.min(1, run.step / run.total) : 0;
     const meter = make("span", { className: "meter" }, make("i"));
     meter.firstChild.style.width = `${100 * part}%`;
@@ -121,6 +124,12 @@ function showRows() {
     row.addEventListener("click", () => { state.at = index; choose(run.id, !state.chosen.has(run.id)); update(); });
     return row;
   }));
+}
+
+// What a run takes of the machine: " · 1.9 cores, 0.6 GiB".
+function useText([cores, memory, gpu]) {
+  const parts = [[cores, "cores"], [memory, "GiB"], [gpu, "GiB of the GPU"]].filter(([value]) => typeof value === "number");
+  return parts.length ? ` · ${parts.map(([value, unit]) => `${value.toFixed(1)} ${unit}`).join(", ")}` : "";
 }
 
 $("head").append(...COLUMNS.map(([key, title]) => {

@@ -31,6 +31,7 @@ from rl_training.experiment.run.checkpoint import (
     step_name,
 )
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.dataset_picture import save_dataset_picture
 from rl_training.experiment.run.datasets import DatasetFactory, warn_of_random_data
 from rl_training.experiment.run.environment import training_envs, with_env
 from rl_training.experiment.run.eval_video import EvaluationVideos
@@ -100,6 +101,7 @@ class Trainer:
             elif config.init_from is not None:
                 start_from(self._here / config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
+            save_dataset_picture(self.run_dir, self.algorithm.dataset)
         except BaseException:
             self.envs.close()
             if hasattr(self, "_lock"):
@@ -339,7 +341,7 @@ class Trainer:
 
     def _log(self) -> None:
         check_finite(self.run_dir, self.loop)
-        elapsed, split = self.history.seconds, self.clock.split(self.loop)
+        elapsed, split = self.history.seconds, self.clock.split(self.loop) | self.clock.use(self.device)
         for i, seed in enumerate(self.seeds):
             values = {**self.loop.episodes.metrics(i), **self.loop.train_metrics(i)}
             values["train/gradient_steps"] = float(self.loop.gradient_steps)
