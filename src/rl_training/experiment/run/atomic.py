@@ -103,7 +103,7 @@ def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     if path.is_dir():
         raise UserError(f"{path} is a directory; give the name of a file")
-    atomic_write_bytes(path, text.encode())
+    atomic_write_bytes(path, text.encode(errors="backslashreplace"))  # others' messages may not be valid Unicode
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
