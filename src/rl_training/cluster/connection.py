@@ -97,6 +97,6 @@ def _require_answer(address: str) -> None:
         )
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason})") from None
