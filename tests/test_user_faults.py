@@ -160,6 +160,14 @@ def test_a_report_to_a_directory_is_the_users_mistake(run: Path, option: str, pl
     assert main(["report", str(run), option, place]) == 2
 
 
+@pytest.mark.parametrize("option", ["--html", "--markdown"])
+def test_a_report_does_not_replace_a_device(run: Path, option: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["report", str(run), option, str(pipe)]) == 2
+    assert pipe.is_fifo()
+
+
 def copy_of(run: Path, tmp_path: Path, change: Callable[[dict[str, Any], Any], None]) -> Path:
     """A run directory with a sealed checkpoint whose content was changed."""
     found = load_checkpoint(latest_valid(run))
