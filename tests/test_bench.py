@@ -20,11 +20,12 @@ from rl_training.data import storage
 from rl_training.errors import UserError
 from rl_training.experiment.run.checkpoint import latest_valid
 from rl_training.experiment.studies import bench as bench_module
+from rl_training.experiment.studies import pool
 from rl_training.experiment.studies.bench import Bench, Needs, Task, _Room, needs_of, progress_of, stale
 from rl_training.experiment.studies.pool import Job
 from rl_training.experiment.studies.suite import Study, load_suite, suite_names
 from rl_training.experiment.studies.trials import run_dirs
-from rl_training.registry import presets
+from rl_training.registry import presets, resolve
 from rl_training.reports import suites as page
 
 SMALL = {"execution": "eager", "device": "cpu", "log_interval": 40, "checkpoint_interval": 200}
@@ -159,7 +160,7 @@ def test_studies_run_side_by_side_while_memory_and_cores_allow(tmp_path: Path, m
     assert room.fits(b, [a])
     assert not room.fits(c, [a, b])  # 10 of 10 GB, of which 9 may be used
     assert not room.fits(d, [a])  # five cores of four
-    assert _Room(tasks, 2).fits(d, [a])  # --jobs counts studies, not cores
+    assert _Room(tasks, 2).fits(d, [a])  # --workers counts studies, not cores
 
 
 def test_planning_an_offline_study_makes_no_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +233,44 @@ def test_a_killed_bench_continues_to_the_same_end(tmp_path: Path, monkeypatch: p
         assert run_digest(latest_valid(calm)) == run_digest(latest_valid(wild))
         rows = [json.loads((tmp_path / place / f"{study.name}.json").read_text()) for place in ("r1", "r2")]
         assert rows[0]["curve"] == rows[1]["curve"]
+
+
+class Tasks:
+    """In the place of the tasks of a Ray cluster: they run here, one after the other, and the first one is lost."""
+
+    def __init__(self, address: str, workers: int, gpus: float) -> None:
+        assert (address, workers, gpus) == ("10.0.0.1:6379", 2, 0.5)
+        self.jobs: list[dict[str, Any]] = []
+        self.lost = False
+
+    def send(self, job: dict[str, Any]) -> None:
+        self.jobs.append(job)
+
+    def ended(self, timeout: float | None) -> tuple[str, int | None] | None:
+        if timeout is not None:
+            time.sleep(timeout)
+            return None
+        job = self.jobs.pop()
+        if not self.lost:
+            self.lost = True
+            return job["id"], None
+        resolve(job["target"])(*job["arguments"])
+        return job["id"], 0
+
+    def stop(self, grace: float) -> None:
+        assert grace == bench_module.GRACE
+
+
+def test_on_a_cluster_studies_are_tasks_and_a_lost_one_is_started_again(
+    small: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ClusterWorkers", Tasks)
+    command = ["bench", str(small), "--results", "r", "--json", "--cluster", "10.0.0.1:6379", "--gpus-per-trial", "0.5"]
+    assert main([*command, "--minutes", "0.01"]) == 0  # no task ends in time
+    assert json.loads(capsys.readouterr().out)["done"] == 0
+    assert main(command) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert (table["done"], table["failed"], table["missed"]) == (2, 0, ["dqn__CartPole-v1__missed"])
 
 
 @pytest.mark.slow

@@ -9,10 +9,13 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +25,8 @@ import pytest
 import torch
 
 from rl_training.cli.cluster import status
-from rl_training.cluster import connection, remote_envs, tasks
-from rl_training.cluster.actors import ladder, pack, unpack
+from rl_training.cluster import connection, fleet, remote_envs, tasks
+from rl_training.cluster.actors import Unroll, ladder, pack, unpack
 from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
 from rl_training.envs.vector import EnvError
@@ -51,6 +54,14 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there; not if it has ended and nobody has asked for its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +157,40 @@ def test_what_cannot_be_distributed_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=message):
         Trainer(TrainConfig(algo=algo, env_id=env, total_timesteps=1_000, **options), progress=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "no Ray cluster answers at 127.0.0.1:[0-9]+ "),
+        (b"", "what answers at 127.0.0.1:[0-9]+ is not a Ray cluster"),
+        (b"HTTP/1.0 400 Bad request syntax", "what answers at 127.0.0.1:[0-9]+ is not a Ray cluster"),
+    ],
+    ids=["silent", "closes", "web server"],
+)
+def test_another_server_is_not_taken_for_a_cluster(
+    answer: bytes | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_ANSWER", 30.0 if answer is not None else 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def serve() -> None:
+            link = server.accept()[0]
+            link.recv(100)
+            if answer is None:
+                link.makefile("rb").read()  # until the other side gives up
+            link.sendall(answer or b"")
+            link.close()
+
+        served = thread.submit(serve)
+        with pytest.raises(UserError, match=message):
+            connection._require_answer(f"127.0.0.1:{server.getsockname()[1]}")
+        served.result()
+
+
+@pytest.mark.slow
+def test_a_cluster_is_recognised(nodes: Any) -> None:
+    connection._require_answer(nodes.address)
 
 
 def test_missing_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +409,7 @@ def test_a_killed_driver_leaves_no_process_behind_and_its_run_resumes(nodes: Any
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 120)
+    wait_for(lambda: not any(map(running, started)), 120)
     (run,) = tmp_path.iterdir()
     resumed = Trainer.resume(run, progress=False)
     before: Any = resumed.loop.env_steps
@@ -465,3 +510,86 @@ def test_an_actor_that_never_survives_a_step_ends_the_run(monkeypatch: pytest.Mo
         envs.step(np.zeros(4, np.int64))
     with pytest.raises(EnvError, match="rollout actor 1 failed 4 times in a row"):
         envs.step(np.zeros(4, np.int64))
+
+
+@dataclass(eq=False)
+class Ordered:
+    """An unroll that an actor was asked for."""
+
+    actor: int
+    version: int
+
+
+class Silent:
+    """In the place of a connection and of Ray: unrolls are complete at once, except those of the actors in `silent`.
+    Waiting for nothing takes time on a clock of its own."""
+
+    def __init__(self, *reserved: float) -> None:
+        self.ray, self.now, self.silent = self, 0.0, {1}
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def actor(self, kind: Any, order: Any, policy: Any, k: int, *rest: Any, **reserved: float) -> Any:
+        def collect(weights: Any, version: int, env_steps: int, random: bool) -> tuple[object, Any]:
+            return object(), Ordered(k, version)
+
+        return SimpleNamespace(collect=SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=collect)))
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        done = [ref for ref in refs if ref.actor not in self.silent][:num_returns]
+        self.now += 0.0 if done else timeout
+        return done, []
+
+    def get(self, ref: Any) -> Unroll:
+        return Unroll(ref.version, 20, [], 0.1)
+
+    def end(self, actor: Any) -> None: ...
+
+
+def silent_fleet(monkeypatch: pytest.MonkeyPatch) -> tuple[fleet.Fleet, Silent]:
+    monkeypatch.setattr(remote_envs, "Connection", Silent)
+    order = remote_envs.EnvOrder("CartPole-v1", {}, seed=0, masks=False, workers=False)
+    made = fleet.Fleet(order, ClusterSettings(actors=2, timeout=60.0), num_envs=4)
+    fake: Any = made.launch(None, 10, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(fleet, "time", fake)
+    made.publish(SimpleNamespace(params={}, extra={}))
+    return made, fake
+
+
+def order_all(made: fleet.Fleet) -> None:
+    for k in range(2):
+        made.request(k, 0, random=False, queue=2)
+
+
+def test_a_slow_actor_keeps_nobody_waiting_and_runs_no_further_ahead_than_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, fake = silent_fleet(monkeypatch)
+    for version in range(1, 8):
+        order_all(made)
+        arrived = made.next(lambda: False)
+        assert arrived is not None
+        assert arrived.actor == 0
+        assert arrived.unroll.version >= version - 2  # two are under way with older parameters
+        assert [call.actor for call in made._calls.values()].count(1) == 2
+        made.publish(made._train)
+    assert fake.now == 0.0
+
+
+def test_an_actor_that_stops_answering_is_replaced_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, fake = silent_fleet(monkeypatch)
+    fake.silent = {0}
+    order_all(made)
+    assert made.next(lambda: False).actor == 1  # type: ignore[union-attr]
+    fake.silent = {0, 1}
+    heard = fake.now
+    order_all(made)
+    assert made.next(lambda: False) is None
+    assert 60.0 < fake.now - heard < 61.0
+    assert (made.replaced, made.generations) == (1, [0, 1])  # actor 0 has more time for its first answer
+    assert made.lost_steps == 3 * 10 * 2  # two unrolls of two environments under way, and one not sent
+    assert made.first_env(1) == 2 + 4  # numbers that no environment had before

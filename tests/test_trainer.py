@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rl_training.experiment.run.checkpoint import (
 from rl_training.experiment.run.metrics import read_metrics
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
+from rl_training.version import __version__
 
 
 class Recorder(Callback):
@@ -277,6 +279,17 @@ def test_resuming_an_earlier_checkpoint_renames_the_later_ones(tmp_path: Path) -
     assert int(best.name.removeprefix("best_")) == result.best_eval["step"]
 
 
+def test_a_resumed_run_says_how_many_steps_were_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"checkpoint_interval": 20, "keep_checkpoints": 9, "log_interval": 10}
+    first = trainer("dqn", tmp_path, total_timesteps=60, **options).run()
+    for late in list_checkpoints(first.run_dir / "checkpoints", "step")[1:]:
+        shutil.rmtree(late)  # as if the run had been killed before it could write them
+    Trainer.resume(first.run_dir).run()
+    assert "at least 40 steps after it are lost" in capsys.readouterr().err
+    Trainer.resume(first.run_dir, total_timesteps=80).run()
+    assert "are lost" not in capsys.readouterr().err
+
+
 def test_two_processes_do_not_train_one_run(tmp_path: Path) -> None:
     """Each would cut the log of the other and append to it."""
     result = trainer("dqn", tmp_path, total_timesteps=40).run()
@@ -331,6 +344,15 @@ def test_invalid_checkpoints_are_refused_with_a_clear_message(tmp_path: Path) ->
     stray = path.rename(tmp_path / path.name)
     with pytest.raises(UserError, match="is not inside a run"):
         Trainer.resume(stray, progress=False)
+
+
+def test_a_setting_that_no_longer_exists_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    config = {"algo": "dqn", "env_id": "CartPole-v1", "total_timesteps": 100, "algo_kwargs": {"gone": 1}}
+    tensors = {"state": {"a": torch.zeros(2)}}
+    meta = {"kind": "full", "config": config}
+    path = save_checkpoint(tmp_path / "checkpoints", step_name(1), tensors=tensors, meta=meta)
+    with pytest.raises(UserError, match=rf"dqn: unknown key 'gone'.* was written by rl_training {__version__}"):
+        Trainer.resume(path, progress=False)
 
 
 def test_a_run_killed_before_its_summary_can_be_finished(tmp_path: Path) -> None:

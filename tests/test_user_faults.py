@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +23,7 @@ from gymnasium import spaces
 from helpers import config_for
 
 from rl_training.cli import main
+from rl_training.envs import workers
 from rl_training.envs.vector import EnvError
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError, printable
@@ -315,6 +318,30 @@ def test_ctrl_c_while_workers_start_shows_no_traceback(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130, errors
         assert "Traceback" not in errors
+
+
+def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "rl_training.cli.app", Interrupted("app"))
+    assert main(["presets"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_worker_whose_start_was_interrupted_is_not_waited_for() -> None:
+    def start() -> None:
+        raise KeyboardInterrupt
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda **_: SimpleNamespace(start=start))
+    worker = workers._Worker(0, range(1))
+    with pytest.raises(KeyboardInterrupt):
+        worker.launch(context)
+    workers._shut_down([worker])
+    assert worker.process is None
 
 
 class NoMessage(Exception):

@@ -144,7 +144,8 @@ def values_from_file() -> Iterator[None]:
 
 @contextmanager
 def forget_afterwards() -> Iterator[None]:
-    """What is allowed inside is forgotten at the end: one command must not allow anything to the next."""
+    """Inside the block, names may be allowed; at its end they are forgotten, so that commands do not affect each
+    other."""
     before = allowances()
     try:
         yield

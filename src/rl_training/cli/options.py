@@ -115,6 +115,9 @@ Cluster = Annotated[
         help="Distribute with Ray: start it here, or join a cluster (host:port).",
     ),
 ]  # fmt: skip
+GpusPerTrial = Annotated[
+    float, typer.Option("--gpus-per-trial", metavar="N", min=0.0, help="With --cluster; fractions are allowed.")
+]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide the progress display.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result to stdout as one JSON object.")]
 EpisodeSeed = Annotated[

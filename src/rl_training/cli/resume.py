@@ -34,7 +34,7 @@ def resume(
     A distributed run starts Ray on this machine as it did before; type --cluster to join one at an address.
     """
     if (checkpoint is None) == (run is None):
-        raise UserError("say what to continue: --checkpoint PATH, or --run DIR for its latest checkpoint; not both")
+        raise UserError("say once what to continue, with --checkpoint PATH: a run directory or one of its checkpoints")
     from rl_training.experiment.run.trainer import Trainer
 
     try:

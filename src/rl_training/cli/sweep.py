@@ -71,9 +71,7 @@ def sweep(
     device: o.Device = None,
     execution: o.Execution = None,
     cluster: o.Cluster = None,
-    gpus: Annotated[
-        float, typer.Option("--gpus-per-trial", metavar="N", min=0.0, help="With --cluster; fractions are allowed.")
-    ] = 0.0,
+    gpus: o.GpusPerTrial = 0.0,
     no_progress: o.NoProgress = False,
     allow_import: o.AllowImport = None,
     as_json: o.Json = False,

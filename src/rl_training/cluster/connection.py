@@ -13,10 +13,12 @@ from rl_training.errors import UserError
 from rl_training.machine import usable_cpus
 
 _ANSWER = 5.0  # seconds for a cluster to accept a connection
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # HTTP/2, which gRPC uses: no settings
+_SETTINGS = 4  # type of the frame that a server answers with
 
 
 def require_ray() -> Any:
-    """The module, or a sentence that says what to install."""
+    """The module `ray`; UserError says what to install."""
     if find_spec("ray") is None:
         raise UserError("a cluster needs Ray, which is not installed: pip install 'rl-training[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -31,7 +33,7 @@ class Connection:
     def __init__(
         self, address: str, cpus: float, gpus: float = 0.0, lower: str = "cluster.actors or cluster.{unit}s_per_actor"
     ) -> None:
-        """`cpus`, `gpus`: what the run reserves in all; `lower`: what to lower where the cluster has less."""
+        """`cpus`, `gpus`: what the run reserves in total. `lower`: the setting to lower if the cluster has less."""
         self.ray = ray = require_ray()
         self.started = not ray.is_initialized()
         self._actors: list[Any] = []
@@ -68,7 +70,7 @@ class Connection:
                 )
 
     def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0) -> Any:
-        """Start a class as an actor. Nothing is restarted by itself: the owner decides what a new one begins with."""
+        """Start a class as an actor. Ray restarts nothing by itself: the owner decides how a new actor starts."""
         remote = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
         handle = remote.remote(*arguments)
         self._actors.append(handle)
@@ -89,14 +91,20 @@ class Connection:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself retries for a minute before it gives up."""
+    """Ray itself retries for minutes before it gives up, in code that cannot be interrupted."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         raise UserError(
             f"cluster address '{address}' is not valid: use local, auto or host:port, such as 10.0.0.1:6379"
         )
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+        with socket.create_connection((host, int(port)), timeout=_ANSWER) as link:
+            if os.environ.get("RAY_USE_TLS", "0") == "1":
+                return
+            link.sendall(_HELLO)
+            answer = link.makefile("rb").read(4)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason})") from None
+    if answer[3:] != bytes([_SETTINGS]):
+        raise UserError(f"what answers at {address} is not a Ray cluster")

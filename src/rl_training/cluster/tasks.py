@@ -48,7 +48,7 @@ class ClusterWorkers:
     """Runs jobs as tasks. Ray chooses the machine; a lost task is reported, and its owner decides what to do."""
 
     def __init__(self, address: str, workers: int, gpus: float = 0.0) -> None:
-        """`gpus`: of each job; fractions are allowed."""
+        """`gpus` for each job; fractions are allowed."""
         self.connection = Connection(address, min(workers, 2), gpus, lower="--workers or --gpus-per-trial")
         self.ray = self.connection.ray
         # A process of its own for each job, like a forked worker; retries are the caller's business.
@@ -58,23 +58,26 @@ class ClusterWorkers:
     def send(self, job: dict[str, Any]) -> None:
         self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowances()})] = job["id"]
 
-    def ended(self) -> tuple[str, int | None]:
-        """Wait for a job to end: its id and exit status, or None if its process or machine was lost."""
+    def ended(self, timeout: float | None = None) -> tuple[str, int | None] | None:
+        """Wait for a job to end: its id and exit status, which is None if its process or machine was lost. None if no
+        job ends within `timeout` seconds."""
         from ray.exceptions import RayError
 
-        done, _ = self.ray.wait(list(self._running), num_returns=1)
+        done, _ = self.ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        if not done:
+            return None
         name = self._running.pop(done[0])
         try:
             return name, int(self.ray.get(done[0]))
         except RayError:
             return name, None
 
-    def stop(self) -> None:
-        """Interrupt the running jobs, which save their runs, and leave the cluster."""
+    def stop(self, grace: float = _GRACE) -> None:
+        """Interrupt the running jobs, give them `grace` seconds to save their runs, and leave the cluster."""
         refs = list(self._running)
         self._running.clear()
         for ref in refs:
             self.ray.cancel(ref)
         if refs:
-            self.ray.wait(refs, num_returns=len(refs), timeout=_GRACE)
+            self.ray.wait(refs, num_returns=len(refs), timeout=grace)
         self.connection.close()

@@ -26,6 +26,7 @@ _MAX_DEPTH = 4  # levels of directories that are searched for runs
 _IRRELEVANT = {
     "algo", "env_id", "seed", "seeds", "output_dir", "device", "execution", "vectorization", "eval_episodes",
     "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_at_return", "tags",
+    "eval_video",
 }  # fmt: skip
 
 
@@ -130,7 +131,7 @@ def relevant_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _unfinished(path: Path, status: str | None) -> str:
     state = "its status cannot be read" if status is None else f"its status is '{status}'"
-    return f"{path} is an unfinished run ({state}); finish it with `rl-training resume --run {path}`"
+    return f"{path} is an unfinished run ({state}); finish it with `rl-training resume --checkpoint {path}`"
 
 
 def _read(path: Path) -> Run:

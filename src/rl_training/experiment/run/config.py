@@ -73,6 +73,8 @@ class TrainConfig(BaseModel):
     """Evaluate with the policy's best actions; off: with actions sampled as in training."""
     eval_interval: int | None = Field(None, ge=0)
     """Steps between evaluations; empty: a twentieth of the run; 0: evaluate only at the end."""
+    eval_video: bool = False
+    """Record a video of the first seed's policy at each evaluation, in the run's directory `videos`."""
     log_interval: int = Field(1_000, ge=1)
     """Steps between log lines."""
     checkpoint_interval: int | None = Field(None, ge=1)
@@ -181,7 +183,7 @@ class TrainConfig(BaseModel):
         cls = registry.entry(self.algo).load()
         for name in self.algo_kwargs:
             if name in type(self).model_fields and name not in cls.Hyper.model_fields:
-                raise UserError(f"'{name}' is no setting of {self.algo}: write it beside algo_kwargs, not below it")
+                raise UserError(f"'{name}' is not a setting of {self.algo}: write it next to algo_kwargs, not inside")
         return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
 
     def resolved(self) -> TrainConfig:

@@ -163,7 +163,7 @@ class DatasetFactory:
         """The run directory of the agent that `train` describes: from the cache, or trained now."""
         fields = dict(fields)
         preset = fields.pop("preset", None)
-        fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None}
+        fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None, "eval_video": False}
         if refused := sorted(set(fields) & set(fixed)):
             raise UserError(f"dataset.train: {', '.join(refused)} cannot be set for the agent of a dataset")
         config = (
@@ -173,7 +173,8 @@ class DatasetFactory:
         )
         if getattr(config.hyper(), "dataset", None) is not None:
             raise UserError(f"dataset.train: {config.algo} itself needs a dataset; choose an online algorithm")
-        identity = json.dumps([config.to_dict(), library_versions()], sort_keys=True)
+        settings = {key: value for key, value in config.to_dict().items() if key != "eval_video"}
+        identity = json.dumps([settings, library_versions()], sort_keys=True)
         target = self.cache / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not target.is_dir():
             # Studies that start together need the same agent: one of them trains it.

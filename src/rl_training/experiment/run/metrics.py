@@ -43,6 +43,8 @@ class MetricsLogger:
         self._summary: Any = None
         self._purge_step: int | None = None
         self._waiting: list[tuple[int, float, dict[str, float]]] = []  # events for TensorBoard: step, time, values
+        self.reached = max((event["step"] for event in last_events(self._path, 1 << 16)), default=0)
+        """The last step that the log had before it was truncated."""
         try:
             if self._path.exists():
                 _cut(self._path, resume_position)

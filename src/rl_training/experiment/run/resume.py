@@ -34,8 +34,9 @@ def open_for_resume(
         )
     if found.parent.name != "checkpoints":
         raise UserError(f"{found} is not inside a run: move it into the checkpoints/ directory of one to resume it")
-    with checkpoint_errors(found):
+    with checkpoint_errors(found, checkpoint.manifest.get("versions")):
         config = TrainConfig.from_file(checkpoint.meta["config"])
+        config.hyper()  # an older version may have had other settings
         _check_meta(checkpoint)
         taken = int(checkpoint.meta["counters"]["env_steps"])
     if total_timesteps is not None:

@@ -1,4 +1,4 @@
-"""Runs a suite: as many studies at a time as the machine holds, each a trial that can be killed and continued.
+"""Runs a suite: as many studies at a time as fit on the machine, each a trial that can be killed and continued.
 
 <bench>/<study>/          one run directory, worker.log, study.json (which run it is and what it needs)
 <results>/<study>.json    written when a study ends, or is cut after its first evaluation
@@ -67,13 +67,13 @@ class Task:
 
     @property
     def state(self) -> TrialState:
-        """The state of the study's run; new if the directory is that of other settings."""
+        """The state of the study's run; new if the directory has other settings."""
         mine = read_json_object(self.directory / FILE).get("config") == self.settings
         return trial_state(self.directory) if mine else TrialState("new")
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The result on disk; empty if there is none, or one of other settings."""
+        """The result on disk; empty if there is none, or if it has other settings."""
         row = read_json_object(self.result)
         return row if row and not stale(row, self.config) else {}
 
@@ -110,8 +110,10 @@ class Bench:
     def run(
         self, jobs: int | None = None, *, minutes: float | None = None,
         on_event: Callable[[Event], None] = lambda event: None, on_plan: Callable[[Task], None] = lambda task: None,
+        cluster: str | None = None, gpus: float = 0.0,
     ) -> dict[str, Any]:  # fmt: skip
-        """Train what is not complete, for at most `minutes`, and return the table. Calling it again continues."""
+        """Train what is not complete, for at most `minutes`, and return the table. Calling it again continues.
+        `cluster`: studies are tasks of that Ray cluster, with `gpus` each, and Ray decides when there is room."""
         deadline = None if minutes is None else time.monotonic() + 60.0 * minutes
         with exclusive_directory(self.directory, "the bench"):
             open_tasks = [task for task in self.tasks if not task.done]
@@ -119,7 +121,10 @@ class Bench:
                 on_plan(task)
                 self._open(task)
                 forget_failure(task.directory)  # a failure of an earlier start is tried again
-            room = _Room(open_tasks, jobs)
+            options: dict[str, Any] = {"workers": jobs or max(1, len(open_tasks)), "cluster": cluster, "gpus": gpus}
+            if cluster is None:
+                room = _Room(open_tasks, jobs)
+                options = {"workers": room.jobs, "fits": room.fits}
             tasks = {task.study.name: task for task in self.tasks}
 
             def happened(event: Event) -> None:
@@ -129,8 +134,8 @@ class Bench:
 
             try:
                 pool = Pool(
-                    "rl_training.experiment.studies.sweep:work", room.jobs, on_event=happened, fits=room.fits,
-                    deadline=deadline, grace=GRACE,
+                    "rl_training.experiment.studies.sweep:work", on_event=happened, deadline=deadline, grace=GRACE,
+                    **options,
                 )  # fmt: skip
                 pool.run(self._jobs(open_tasks))
             finally:
@@ -264,7 +269,7 @@ class _Room:
 
 
 def needs_of(config: TrainConfig) -> Needs:
-    """What `plan` says about a run. A dataset is not made for it: a small random one stands in."""
+    """The needs that `plan` estimates for a run. A small random dataset replaces the real one."""
     rows, recipe = 0, getattr(config.hyper(), "dataset", None)
     if recipe is not None:
         small, rows = 1_000, recipe.size or DATASET_ROWS
@@ -286,7 +291,7 @@ def progress_of(run_dir: Path | None) -> Progress | None:
 
 
 def stale(row: dict[str, Any], config: TrainConfig) -> bool:
-    """Was a result measured with other settings than the suite has now? Settings that are new since do not count."""
+    """Was a result measured with settings that the suite has changed since? Settings added since do not count."""
     old, new = (flat(_measured(one)) for one in (row.get("config", {}), config.resolved().to_dict()))
     new = json.loads(json.dumps(new))
     return any(value != new[key] for key, value in old.items() if key in new)

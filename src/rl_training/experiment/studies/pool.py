@@ -126,12 +126,14 @@ class Pool:
 
     def _wait(self) -> list[Job]:
         """Wait until a worker has ended, or for the deadline; returns the jobs that must be run again."""
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         if self._cluster is not None:
-            return self._ended(*self._cluster.ended())
+            end = self._cluster.ended(left)
+            return [] if end is None else self._ended(*end)
         stdout = self._server().stdout
         assert stdout is not None
-        if self._deadline is not None:  # the pipe is not buffered here, so that no line is missed
-            ready, _, _ = select.select([stdout], [], [], max(0.0, self._deadline - time.monotonic()))
+        if left is not None:  # the pipe is not buffered here, so that no line is missed
+            ready, _, _ = select.select([stdout], [], [], left)
             if not ready:
                 return []
         line = stdout.readline()
@@ -161,7 +163,7 @@ class Pool:
     def _stop(self) -> None:
         """Close the server's input, which makes the running workers save and end."""
         if self._cluster is not None:
-            self._cluster.stop()
+            self._cluster.stop(self._grace)
         server, self._server_process = self._server_process, None
         if server is None:
             return

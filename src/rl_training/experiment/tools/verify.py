@@ -126,7 +126,7 @@ def run_entry(
     trained = Trainer(config, progress=progress).run()
     if trained.signal is not None:
         raise UserError(
-            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` continues this run"
+            f"interrupted: no result was written; `rl-training resume --checkpoint {trained.run_dir}` continues it"
         )
     result = result_of(entry, config, trained, base)
     output.mkdir(parents=True, exist_ok=True)
@@ -197,6 +197,9 @@ def result_of(entry: LedgerEntry, config: TrainConfig, trained: TrainResult, bas
     }
 
 
+_RESTARTS = 3  # of an entry whose machine was lost
+
+
 def verify(
     algo: str, env: str | None = None, seeds: Sequence[int] | None = None, output: Path | None = None,
     progress: bool = True, cluster: str | None = None, **changes: Any,
@@ -214,15 +217,27 @@ def verify(
 def _on_cluster(
     entries: list[LedgerEntry], address: str, output: Path, seeds: Sequence[int] | None, changes: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    output.mkdir(parents=True, exist_ok=True)
     workers = ClusterWorkers(address, len(entries))
+    output.mkdir(parents=True, exist_ok=True)
     names = {entry.name: (output / f"{entry.name}.log").resolve() for entry in entries}
+    orders = {
+        entry.name: {
+            "id": entry.name, "target": f"{__name__}:work", "log": str(names[entry.name]),
+            "arguments": (entry.name, entry.algo, str(output.resolve()), list(seeds) if seeds else None, changes),
+        }
+        for entry in entries
+    }  # fmt: skip
+    left, codes = dict.fromkeys(orders, _RESTARTS), dict[str, int | None]()
     try:
-        for entry in entries:
-            arguments = (entry.name, entry.algo, str(output.resolve()), list(seeds) if seeds else None, changes)
-            log = str(names[entry.name])
-            workers.send({"id": entry.name, "target": f"{__name__}:work", "arguments": arguments, "log": log})
-        codes = dict(workers.ended() for _ in entries)
+        for order in orders.values():
+            workers.send(order)
+        while len(codes) < len(orders) and (end := workers.ended()) is not None:
+            name, code = end
+            if code is None and left[name]:  # its machine was lost
+                left[name] -= 1
+                workers.send(orders[name])
+            else:
+                codes[name] = code
     finally:
         workers.stop()
     for name, code in codes.items():

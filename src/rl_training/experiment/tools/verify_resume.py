@@ -24,7 +24,6 @@ from rl_training.imports import allow_again, allowances
 from rl_training.machine import python_command
 
 MIN_UPDATES = 40  # enough for targets, schedules and priorities to change
-_WALL_TIME = ("time", "time/fps", "time/environment", "time/acting", "time/learning")
 
 
 class _Cut(Callback):
@@ -92,7 +91,7 @@ def digests(run_dir: Path) -> dict[str, str]:
             data = x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             head = f"{x.dtype} {tuple(x.shape)} ".encode()
             out[f"{stem}/{name}"] = hashlib.sha256(head + data).hexdigest()
-    rows = [{k: v for k, v in row.items() if k not in _WALL_TIME} for row in read_metrics(run_dir)]
+    rows = [{k: v for k, v in row.items() if k.partition("/")[0] != "time"} for row in read_metrics(run_dir)]
     for name, value in (("counters", checkpoint.meta["counters"]), ("metrics.jsonl", rows)):
         out[name] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     return out
