@@ -140,6 +140,8 @@ def test_a_wrong_section_is_one_sentence(section: Any, message: str, tmp_path: P
         ("ppo", "CartPole-v1", {"seeds": (0, 1)}, "a cluster trains one seed, not 2"),
         ("ppo", "CartPole-v1", {"vectorization": "vector"}, "vectorization is auto, sync or async"),
         ("ppo", "CartPole-v1", {"cluster": {"address": "127.0.0.1:1"}}, "no Ray cluster answers at 127.0.0.1:1"),
+        ("ppo", "CartPole-v1", {"cluster": {"address": "..:1"}}, "no Ray cluster answers at ..:1"),
+        ("ppo", "CartPole-v1", {"cluster": {"address": f"{'a' * 300}:1"}}, "no Ray cluster answers at a"),
         ("ppo", "CartPole-v1", {"cluster": {"address": "here"}}, "cluster address 'here' is not valid"),
         ("ppo", "CartPole-v1", {"cluster": {"actors": 4, "learners": 2}, "execution": "compile"}, "in eager mode"),
         ("ppo", "Nothing-v0", {}, "Nothing-v0"),
