@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from rl_training.cli.cluster import status
-from rl_training.cluster import connection, fleet, remote_envs, tasks
+from rl_training.cluster import connection, fleet, remote_envs, shards, tasks
 from rl_training.cluster.actors import Unroll, ladder, pack, unpack
 from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
@@ -583,3 +583,26 @@ def test_an_actor_that_stops_answering_is_replaced_after_the_timeout(monkeypatch
     assert (made.replaced, made.generations) == (1, [0, 1])  # actor 0 has more time for its first answer
     assert made.lost_steps == 3 * 10 * 2  # two unrolls of two environments under way, and one not sent
     assert made.first_env(1) == 2 + 4  # numbers that no environment had before
+
+
+def test_a_shard_whose_answer_to_a_checkpoint_is_lost_is_replaced() -> None:
+    exceptions = pytest.importorskip("ray").exceptions
+    answers: list[Any] = [exceptions.ObjectLostError("0" * 56, None, ""), {"x": np.ones(2)}]
+
+    def get(ref: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    started: list[int] = []
+    handle = SimpleNamespace(saved=SimpleNamespace(remote=lambda: None))
+    ray: Any = SimpleNamespace(
+        ray=SimpleNamespace(get=get), end=lambda actor: None,
+        actor=lambda kind, policy, index, *order: started.append(index) or handle,
+    )  # fmt: skip
+    policy: Any = SimpleNamespace(build=lambda: SimpleNamespace(hp=SimpleNamespace(buffer_size=100)))
+    made = shards.Shards(ray, policy, 1, 1, 4, 20)
+    made.stored = [60]
+    assert made.saved()["shard0.x"].tolist() == [1.0, 1.0]
+    assert (made.replaced, made.lost, made.stored, started) == (1, 60, [0], [0, 1])
