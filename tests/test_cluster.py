@@ -35,7 +35,9 @@ from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.experiment.studies.sweep import Sweep
+from rl_training.experiment.tools import verify
 from rl_training.ops.tree import tree_items
+from rl_training.registry import resolve
 
 MB = 2**20
 SMALL = {"num_envs": 4, "eval_episodes": 1, "execution": "eager"}
@@ -606,3 +608,43 @@ def test_a_shard_whose_answer_to_a_checkpoint_is_lost_is_replaced() -> None:
     made.stored = [60]
     assert made.saved()["shard0.x"].tolist() == [1.0, 1.0]
     assert (made.replaced, made.lost, made.stored, started) == (1, 60, [0], [0, 1])
+
+
+class LostTasks:
+    """In the place of the tasks of a cluster: the first `losses` are lost with their machine."""
+
+    losses = 0
+
+    def __init__(self, address: str, workers: int) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def send(self, job: dict[str, Any]) -> None:
+        self.jobs.append(job)
+
+    def ended(self) -> tuple[str, int | None]:
+        job, code = self.jobs.pop(), None
+        if self.losses:
+            self.losses -= 1
+        else:
+            resolve(job["target"])(*job["arguments"])
+            code = 0
+        return job["id"], code
+
+    def stop(self) -> None:
+        assert not self.jobs
+
+
+@pytest.mark.parametrize("losses", [3, 4])
+def test_an_entry_of_the_ledger_is_started_again_where_its_machine_is_lost(
+    losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_entry(entry: verify.LedgerEntry, *, seeds: Any, output: Path, progress: bool) -> None:
+        (output / f"{entry.name}.json").write_text('{"passed": true}')
+
+    monkeypatch.setattr(verify, "ClusterWorkers", LostTasks)
+    monkeypatch.setattr(verify, "run_entry", run_entry)
+    monkeypatch.setattr(LostTasks, "losses", losses)
+    with (
+        contextlib.nullcontext() if losses == 3 else pytest.raises(UserError, match="was not completed on the cluster")
+    ):
+        assert verify.verify("impala", "CartPole-v1", output=tmp_path / "out", cluster="local")["passed"]
