@@ -1,10 +1,12 @@
 """A campaign of attacks on training runs: kills, corrupted files, fuzzed input, broken environments and disks, a day.
 
-    python benchmarks/campaign.py [--attacks corrupt,fuzz] [--size 1.0] [--json F] [--table]
+    python benchmarks/campaign.py [--attacks corrupt,fuzz] [--size 1.0] [--share 2/4] [--json F] [--table]
+    python benchmarks/campaign.py --merge a.json b.json [--json F]
 
 Every attack has a number of cases at full size; `--size 0.01` runs a hundredth of each. Cases run in forked children of
 one process that has everything imported. A child that dies or hangs is a bad outcome like any other. The JSON file
-is written after every batch, and a campaign that is started again continues there. `--table` prints it as Markdown.
+is written after every batch, and a campaign that is started again continues there. `--share 2/4` runs the second of
+four parts of the cases, each with a file of its own; `--merge` adds the files up. `--table` prints the results.
 """
 
 from __future__ import annotations
@@ -90,10 +92,12 @@ def _work(attack: Attack, cases: range, scratch: Path, write: int) -> None:
         os.write(write, json.dumps({"case": case, "tried": tried, "kind": kind, "bad": bad}).encode() + b"\n")
 
 
-def run(attack: Attack, size: float, path: Path) -> None:
-    """Run the cases that the file does not have yet."""
-    count = max(1, round(attack.cases * size))
-    done = read(path).get(attack.name, {"next": 0, "tried": 0, "bad": 0, "examples": [], "kinds": {}, "seconds": 0.0})
+def run(attack: Attack, size: float, path: Path, part: int = 1, parts: int = 1) -> None:
+    """Run the cases that the file does not have yet, of one of several parts."""
+    whole = max(1, round(attack.cases * size))
+    start, count = whole * (part - 1) // parts, whole * part // parts
+    new = {"next": start, "tried": 0, "bad": 0, "examples": [], "kinds": {}, "seconds": 0.0}
+    done = read(path).get(attack.name, new)
     if done["next"] >= count:
         return
     with tempfile.TemporaryDirectory(prefix="campaign-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
@@ -117,6 +121,30 @@ def run(attack: Attack, size: float, path: Path) -> None:
             print(f"{attack.name}: {last} of {count} cases, {done['tried']} tried, {done['bad']} bad", flush=True)
 
 
+def merge(paths: list[Path], into: Path) -> None:
+    """Replace the attacks that the files have by the sums of the parts in them."""
+    merged: dict[str, Any] = {}
+    for path in paths:
+        for name, row in read(path).items():
+            sums = merged.setdefault(name, {**row, "tried": 0, "bad": 0, "examples": [], "kinds": {}, "seconds": 0.0})
+            for key in ("tried", "bad"):
+                sums[key] += row[key]
+            sums["next"] = max(sums["next"], row["next"])
+            sums["seconds"] = round(sums["seconds"] + row["seconds"], 1)
+            sums["examples"] = [*sums["examples"], *row["examples"]][:SHOWN]
+            sums["kinds"] = {
+                k: sums["kinds"].get(k, 0) + row["kinds"].get(k, 0) for k in {**sums["kinds"], **row["kinds"]}
+            }
+    into.write_text(json.dumps({**read(into), **merged}, indent=1) + "\n")
+
+
+def share(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text}: write 2/4 for the second of four parts")
+    return int(part), int(parts)
+
+
 def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -136,13 +164,22 @@ def main() -> int:
     names = [attack.name for attack in ATTACKS]
     parser.add_argument("--attacks", default=",".join(names), help=f"some of {', '.join(names)}")
     parser.add_argument("--size", type=float, default=1.0, help="share of the full size")
+    parser.add_argument("--share", type=share, default=(1, 1), metavar="K/N", help="run part K of N of the cases")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="F", help="only add up the files of several parts")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only print the table of the results so far")
     arguments = parser.parse_args()
-    if not arguments.table:
+    if arguments.merge:
+        merge(arguments.merge, arguments.json)
+    elif not arguments.table:
         torch.set_num_threads(1)
         for name in arguments.attacks.split(","):
-            run(next(attack for attack in ATTACKS if attack.name == name), arguments.size, arguments.json)
+            run(
+                next(attack for attack in ATTACKS if attack.name == name),
+                arguments.size,
+                arguments.json,
+                *arguments.share,
+            )
     results = read(arguments.json)
     print(table(results))
     for name, row in results.items():

@@ -37,8 +37,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table. Every row becomes one line: a line break inside a cell would end the table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def algorithms() -> str:

@@ -10,6 +10,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,22 @@ _FLAGS = [
 ]  # fmt: skip
 
 
+PATIENCE = 60.0  # seconds: a deadline for a busy machine, not an expectation
+
+
 def find_browser() -> str | None:
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+    """A browser that starts: while a package is being installed, the program is there before its libraries are."""
+    found = (path for name in NAMES if (path := shutil.which(name)))
+    works = (path for path in found if subprocess.run([path, "--version"], capture_output=True).returncode == 0)
+    return next(works, None)
+
+
+def browser_program(timeout: float = 240.0) -> tuple[str | None, str]:
+    """A browser, installed if need be, or why there is none. One process at a time looks for it."""
+    with open(Path(tempfile.gettempdir()) / f"rl-training-browser-{os.geteuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        reason = "" if find_browser() else install_browser(timeout)
+        return (None, reason) if reason else (find_browser(), "")
 
 
 def install_browser(timeout: float) -> str:
@@ -96,11 +111,12 @@ class Browser:
     def open(self, path: Path, width: int, height: int, dark: bool) -> None:
         """Load a file at a size, and wait until its script has run to the end."""
         self.show(path.as_uri(), width, height, dark)
-        for _ in range(200):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             if self.value("document.readyState === 'complete' && document.documentElement.dataset.ready") == "yes":
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"{path} was not ready after ten seconds: {self.events}")
+        raise TimeoutError(f"{path} was not ready after a minute: {self.events}")
 
     def show(self, url: str, width: int, height: int, dark: bool) -> None:
         """Go to an address at a size."""

@@ -36,7 +36,6 @@ QUICK = ("ars", "dqn", "iql", "mbpo", "ppo", "rainbow_dqn", "recurrent_ppo", "sa
 NO_CRITIC = {"bc", "dagger", "decision_transformer", "ars", "openai_es"}  # they learn a policy only
 OBS_DIM, ACTIONS, ACTION_DIM = 5, 3, 2
 BATCH = 23  # prime, and no layer width: a draw of this length is a draw per row
-WALL_TIME = ("time", "time/fps", "time/environment", "time/acting", "time/learning")  # differs after a resume
 
 ACTION_SPECS = {
     "discrete": ActionSpec("discrete", (ACTIONS,)),
@@ -388,7 +387,10 @@ def run_digest(checkpoint: Path) -> dict[str, str]:
             )
         out[stem] = digest.hexdigest()
     out["counters"] = hashlib.sha256(json.dumps(loaded.meta["counters"], sort_keys=True).encode()).hexdigest()
-    lines = [{k: v for k, v in row.items() if k not in WALL_TIME} for row in read_metrics(checkpoint.parent.parent)]
+    lines = [
+        {k: v for k, v in row.items() if k.partition("/")[0] != "time"}
+        for row in read_metrics(checkpoint.parent.parent)
+    ]
     out["metrics"] = hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
     return out
 

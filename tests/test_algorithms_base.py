@@ -34,6 +34,18 @@ def test_settings_have_the_type_that_the_class_names(name: str) -> None:
     assert all(issubclass(cls.Hyper, named) for named in type_arguments(cls))
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_code_is_inherited_from_one_other_algorithm_at_most(name: str) -> None:
+    """Not counted are `DQN`, which is the base of its family, and classes that change settings alone."""
+    known = {entry.load() for entry in registry.entries().values()} - {algorithms.DQN}
+    with_code = [base for base in registry.entry(name).load().__mro__ if base in known and has_methods(base)]
+    assert len(with_code) <= 2, with_code
+
+
+def has_methods(cls: type) -> bool:
+    return any(callable(value) and not isinstance(value, type) for value in vars(cls).values())
+
+
 def test_bare_class_refuses_the_arguments_of_the_managed_one() -> None:
     config = TrainConfig(algo="dqn", env_id="CartPole-v1", total_timesteps=10)
     sentence = (

@@ -179,7 +179,7 @@ def test_head_is_redrawn_where_an_episode_begins_and_only_there(tmp_path: Path, 
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(UserError, match="noisy networks do not go with several heads"):
+    with pytest.raises(UserError, match="noisy networks cannot be combined with several heads"):
         make_algorithm("bootstrapped_dqn", noisy=True)
     with pytest.raises(UserError, match="weight_decay would change the priors"):
         make_algorithm("bootstrapped_dqn", prior_scale=1.0, weight_decay=0.1)

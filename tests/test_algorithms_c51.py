@@ -146,5 +146,5 @@ def test_bad_networks_and_spaces() -> None:
         C51DQN(spec_for("sac", "box"))
     with pytest.raises(UserError, match="returns logits of atoms per action, not one value"):
         C51DQN(q_network=MLPQNetwork(4, 2))
-    with pytest.raises(UserError, match=r"v_max = 10\.0, but the network that was handed in has 200\.0"):
+    with pytest.raises(UserError, match=r"v_max = 10\.0, but the network that was passed in has 200\.0"):
         C51DQN(q_network=MLPC51QNetwork(4, 2, v_max=200.0), v_min=-10.0, v_max=10.0)

@@ -247,7 +247,9 @@ def test_weights_start_orthogonal() -> None:
     conv = algorithm.modules["encoder"].convs[2].weight.flatten(1)  # [32, 288]
     torch.testing.assert_close(conv @ conv.T, 2.0 * torch.eye(32), rtol=1e-4, atol=1e-4)
     hidden = algorithm.modules["critic"].hidden[2].weight  # [2, 16, 16]
-    torch.testing.assert_close(hidden.mT @ hidden, 2.0 * torch.eye(16).expand(2, 16, 16), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden.mT @ hidden, torch.eye(16).expand(2, 16, 16), rtol=1e-4, atol=1e-4)
+    last = algorithm.modules["critic"].head.weight.flatten(1)  # [2, 16]
+    torch.testing.assert_close(last.norm(dim=-1), torch.ones(2), rtol=1e-4, atol=1e-4)
     head = algorithm.modules["actor"].head.weight
     torch.testing.assert_close(head @ head.T, torch.eye(2), rtol=1e-4, atol=1e-4)
     assert not any(p.any() for n, p in algorithm.modules["critic"].named_parameters() if n.endswith("bias"))
@@ -266,9 +268,9 @@ def test_drq_encoder_reads_pixels_around_zero() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
-        ("sac", {"critic": "renorm"}, "sac: shared_encoder does not go with critics of kind renorm"),
-        ("crossq", {}, "crossq: shared_encoder does not go with critics of kind renorm"),
-        ("td3", {"critic": "conservative"}, "td3: shared_encoder does not go with critics of kind conservative"),
+        ("sac", {"critic": "renorm"}, "sac: shared_encoder cannot be combined with critics of kind renorm"),
+        ("crossq", {}, "crossq: shared_encoder cannot be combined with critics of kind renorm"),
+        ("td3", {"critic": "conservative"}, "td3: shared_encoder cannot be combined with critics of kind conservative"),
     ],
 )
 def test_critics_that_cannot_share_are_refused(name: str, fields: dict[str, Any], words: str) -> None:

@@ -135,7 +135,7 @@ def test_bad_input() -> None:
         QRDQN(spec_for("sac", "box"))
     with pytest.raises(UserError, match="needs a network that returns quantiles per action"):
         QRDQN(q_network=MLPIQNNetwork(4, 2))
-    with pytest.raises(UserError, match="num_quantiles = 9, but the network that was handed in has 8"):
+    with pytest.raises(UserError, match="num_quantiles = 9, but the network that was passed in has 8"):
         QRDQN(q_network=MLPQRQNetwork(4, 2, num_quantiles=8), num_quantiles=9)
     with pytest.raises(UserError, match="Did you mean 'num_quantiles'"):
         make_algorithm("qr_dqn", num_quantile=5)

@@ -238,7 +238,10 @@ def test_own_network_keeps_its_carry_outside_a_run() -> None:
     ("fields", "message"),
     [
         ({"overlap": 10}, "overlap = 10 must be below sequence_length = 10"),
-        ({"value_rescaling": True, "target_rule": "soft"}, "value_rescaling does not go with target_rule = soft"),
+        (
+            {"value_rescaling": True, "target_rule": "soft"},
+            "value_rescaling cannot be combined with target_rule = soft",
+        ),
         ({"sequence_length": 40, "burn_in": 20}, "sequences of 60 steps .* which ends after 50"),
     ],
 )
@@ -341,7 +344,7 @@ def test_single_rows_can_begin_a_new_episode(trained: Path) -> None:
     assert not np.allclose(agent.value(obs), before)
     agent.episodes.carry = second
     assert np.allclose(agent.value(obs), before)
-    with pytest.raises(UserError, match="remembers 3 running episodes, and these are 1 observation; call reset"):
+    with pytest.raises(UserError, match="remembers 3 running episodes, but was given 1 observation; call reset"):
         agent.predict(obs[0])
     agent.predict(obs[0], episode_start=True)
     with pytest.raises(UserError, match="episode_start has 2 entries for 1 observations"):

@@ -6,9 +6,11 @@ import inspect
 from typing import Any
 
 import pytest
+from helpers import spec_for
 
 from rl_training import registry
 from rl_training.algorithms.hyper import Hyper
+from rl_training.errors import UserError
 
 ENTRIES = registry.entries()
 
@@ -53,3 +55,15 @@ def test_networks_of_soft_actor_critics_are_256_wide(name: str) -> None:
 def test_a_setting_has_a_description(name: str) -> None:
     fields = ENTRIES[name].load().Hyper.model_fields
     assert [field for field, info in fields.items() if not info.description] == []
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if "cnn" in ENTRIES[name].load().Hyper.model_fields])
+def test_networks_for_images_are_refused_on_vectors(name: str) -> None:
+    spec, fields = spec_for(name, "discrete"), ENTRIES[name].load().Hyper.model_fields
+    ENTRIES[name].load()(spec, cnn=fields["cnn"].default)  # the default is only for images, so it says nothing here
+    other = "nature" if fields["cnn"].default == "impala" else "impala"
+    with pytest.raises(UserError, match=rf"^cnn: {other} needs image observations; .* has none: leave out cnn$"):
+        ENTRIES[name].load()(spec, cnn=other)
+    if "cnn_width" in fields:
+        with pytest.raises(UserError, match="cnn_width: 3 needs image observations"):
+            ENTRIES[name].load()(spec, cnn_width=3)

@@ -135,7 +135,7 @@ def test_simba_is_sac_with_the_published_settings() -> None:
     assert make_algorithm("rlpd").target_entropy == -0.5 * ACTION_DIM
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "tqc", "redq"])
+@pytest.mark.parametrize("name", ["sac", "td3", "fast_td3", "ddpg", "tqc", "redq"])
 def test_every_family_takes_the_networks(name: str) -> None:
     algorithm = make_algorithm(name, network="simba", hidden_sizes=[8], critic_hidden_sizes=[16])
     assert count(algorithm.modules["actor"].torso) == linear(OBS_DIM, 8) + 16 + linear(8, 32) + linear(32, 8) + 16
@@ -144,7 +144,7 @@ def test_every_family_takes_the_networks(name: str) -> None:
     assert all(not torch.equal(after.params[n], flat) for n, flat in state.params.items())
 
 
-@pytest.mark.parametrize("name", ["dqn", "dueling_dqn", "c51_dqn", "qr_dqn", "iqn", "fqf", "drqn"])
+@pytest.mark.parametrize("name", ["dqn", "dueling_dqn", "c51_dqn", "qr_dqn", "iqn", "fqf", "drqn", "bootstrapped_dqn"])
 def test_value_networks_have_the_blocks_before_their_heads(name: str) -> None:
     algorithm = make_algorithm(name, network="simba", hidden_sizes=[8, 8])
     network = algorithm.modules["q"]
@@ -162,12 +162,14 @@ def test_value_networks_have_the_blocks_before_their_heads(name: str) -> None:
     [
         ("sac", {"hidden_sizes": [64, 32]}, "one width for each block"),
         ("sac", {"hidden_sizes": []}, "one width for each block"),
-        ("sac", {"layer_norm": True}, "layer_norm does not go with network: simba"),
-        ("sac", {"critic": {"kind": "twin", "norm_last": True}}, "norm_last does not go with network: simba"),
-        ("redq", {"dropout": 0.1}, "dropout does not go with network: simba"),
-        ("dqn", {"noisy": True}, "noisy does not go with network: simba"),
-        ("drqn", {"layer_norm": True}, "layer_norm does not go with network: simba"),
-        ("crossq", {}, "does not go with renormalised critics"),
+        ("sac", {"layer_norm": True}, "layer_norm cannot be combined with network: simba"),
+        ("sac", {"critic": {"kind": "twin", "norm_last": True}}, "norm_last cannot be combined with network: simba"),
+        ("redq", {"dropout": 0.1}, "dropout cannot be combined with network: simba"),
+        ("dqn", {"noisy": True}, "noisy cannot be combined with network: simba"),
+        ("drqn", {"layer_norm": True}, "layer_norm cannot be combined with network: simba"),
+        ("crossq", {}, "cannot be combined with renormalised critics"),
+        ("fast_td3", {"hidden_sizes": [64, 32]}, "one width for each block"),
+        ("bbf", {}, "network: simba cannot be combined with bbf"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(name: str, fields: dict[str, Any], words: str) -> None:

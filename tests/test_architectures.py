@@ -320,6 +320,42 @@ def test_networks_of_drq_v2(name: str, actor_outputs: int) -> None:
     assert count(made["critic"]) == layer + 2 * (((50 + A) * 1024 + 1024) + hidden + (1024 + 1))
 
 
+def dreamer_by_hand(d: int, pixels: int = 3) -> dict[str, int]:
+    """DreamerV3 with d units (dreamerv3/configs.yaml and rssm.py; Hafner et al. 2023, appendix B): 8 d deterministic
+    and 32 x d / 16 = 2 d stochastic units, 8 blocks, convolutions 5 x 5 of 2, 3, 4, 4 x d / 16 channels down to 4 x 4.
+    A bias and a normalisation with one scale a unit follow every hidden layer."""
+
+    def dense(inputs: int, outputs: int) -> int:
+        return inputs * outputs + 2 * outputs
+
+    deter, stoch, tokens, features = 8 * d, 2 * d, 4 * d, 10 * d
+    a, b, c, e = (k * d // 16 for k in (2, 3, 4, 4))
+    encoder = sum(25 * i * o + 2 * o for i, o in ((pixels, a), (a, b), (b, c), (c, e)))
+    inputs = dense(deter, d) + dense(stoch, d) + dense(A, d)
+    cell = 8 * (d + 3 * d) * d + 2 * deter + 8 * d * 3 * d + 3 * deter  # 8 blocks: joined inputs, then three gates
+    prior = dense(deter, d) + dense(d, d) + (d * stoch + stoch)
+    posterior = dense(deter + tokens, d) + (d * stoch + stoch)
+    start = 8 * d * (tokens // 8) + tokens + dense(stoch, 2 * d) + (2 * d * tokens + tokens) + e  # of the decoder
+    decoder = start + sum(25 * i * o + 2 * o for i, o in ((e, c), (c, b), (b, a))) + 25 * a * pixels + pixels
+    reward, end = (dense(features, d) + (d * out + out) for out in (255, 1))
+    hidden = dense(features, d) + 2 * dense(d, d)
+    return {
+        "world": encoder + inputs + cell + prior + posterior + decoder + reward + end,
+        "actor": hidden + (d * A + A),
+        "critic": hidden + (d * 255 + 255),
+    }
+
+
+@pytest.mark.parametrize(("size", "units"), [("12m", 256), ("25m", 384), ("50m", 512), ("100m", 768), ("200m", 1024)])
+def test_networks_of_dreamer(size: str, units: int) -> None:
+    pixels = EnvSpec("Atari", ArraySpec((3, 64, 64), "uint8"), ActionSpec("discrete", (A,)))
+    algorithm = registry.entry("dreamer").load()(pixels, size="tiny")
+    algorithm.hp = algorithm.hp.model_copy(update={"size": size})
+    with torch.device("meta"):  # shapes alone: 200 million parameters take no memory
+        made = algorithm.networks(pixels)
+    assert {name: count(module) for name, module in made.items()} == dreamer_by_hand(units)
+
+
 @pytest.mark.parametrize(
     ("name", "observation", "action", "fields", "mark"),
     [

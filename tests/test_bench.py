@@ -160,7 +160,7 @@ def test_studies_run_side_by_side_while_memory_and_cores_allow(tmp_path: Path, m
     assert room.fits(b, [a])
     assert not room.fits(c, [a, b])  # 10 of 10 GB, of which 9 may be used
     assert not room.fits(d, [a])  # five cores of four
-    assert _Room(tasks, 2).fits(d, [a])  # --jobs counts studies, not cores
+    assert _Room(tasks, 2).fits(d, [a])  # --workers counts studies, not cores
 
 
 def test_planning_an_offline_study_makes_no_dataset(monkeypatch: pytest.MonkeyPatch) -> None:

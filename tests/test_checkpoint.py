@@ -275,6 +275,7 @@ def test_a_new_process_can_read_a_checkpoint(tmp_path: Path) -> None:
 def test_errors_name_the_version_that_wrote_a_checkpoint(tmp_path: Path) -> None:
     from rl_training.errors import UserError
     from rl_training.experiment.run.checkpoint import checkpoint_errors
+    from rl_training.ops.tree import fill
     from rl_training.version import __version__
 
     def fail() -> None:
@@ -287,3 +288,8 @@ def test_errors_name_the_version_that_wrote_a_checkpoint(tmp_path: Path) -> None
         fail()
     with pytest.raises(UserError, match=r"not \(9,\)$"), checkpoint_errors(tmp_path, {"rl_training": __version__}):
         fail()
+    with (
+        pytest.raises(UserError, match=rf"q is missing, expected .* was written by rl_training {__version__},"),
+        checkpoint_errors(tmp_path, {"rl_training": __version__}),
+    ):
+        fill({"q": torch.zeros(2)}, {}, "params")

@@ -58,6 +58,14 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
+def running(pid: int) -> bool:
+    """Whether the process is there; not if it has ended and nobody has asked for its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Three nodes with two CPUs each; tests may remove nodes and add others."""
@@ -401,7 +409,7 @@ def test_a_killed_driver_leaves_no_process_behind_and_its_run_resumes(nodes: Any
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 120)
+    wait_for(lambda: not any(map(running, started)), 120)
     (run,) = tmp_path.iterdir()
     resumed = Trainer.resume(run, progress=False)
     before: Any = resumed.loop.env_steps

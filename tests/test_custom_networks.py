@@ -154,5 +154,5 @@ def test_features_that_do_not_fit_are_refused_in_one_sentence(features, message,
 
 
 def test_an_algorithm_without_a_place_for_features_says_so(tmp_path):
-    with pytest.raises(UserError, match="dreamer has no place for a features network"):
+    with pytest.raises(UserError, match="dreamer does not accept a features network"):
         Trainer(config_for("dreamer", tmp_path), progress=False, features=Doubling(4))

@@ -122,5 +122,5 @@ def test_bad_input_is_one_sentence(arguments: dict[str, Any], message: str) -> N
 
 
 def test_loops_without_an_environment_refuse_the_device() -> None:
-    with pytest.raises(UserError, match="the loop offline has none there"):
+    with pytest.raises(UserError, match="of kind off_policy or on_policy; this one is offline"):
         loop_class("offline", "device")

@@ -109,6 +109,28 @@ def test_generated_tables_are_up_to_date(generate: ModuleType, path: str) -> Non
     assert (ROOT / path).read_text() == generate.generated(path), "run `make docs`"
 
 
+def test_every_row_of_a_table_is_one_line_with_all_cells(site: dict[str, str]) -> None:
+    """Markdown ends a table at the first line that is not a row, for example at a line break inside a cell."""
+    pages = {page.name: page.read_text() for page in [*PAGES, ROOT / "CHANGELOG.md"]} | site
+    rows = 0
+    for page, text in pages.items():
+        if not page.endswith(".md"):
+            continue
+        cells = None  # cells of the table's first row
+        for line in re.sub(r"^ *(`{3,}).*?^ *\1", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
+            row = line.strip()
+            if row.startswith(("| ", "|--")):
+                bars = len(re.findall(r"(?<!\\)\|", row))
+                assert row.endswith("|"), f"{page}: {row}"
+                assert bars == (cells or bars), f"{page}: {row}"
+                cells = bars
+                rows += 1
+            else:
+                assert not row or cells is None, f"{page}: text below a table: {row}"
+                cells = None
+    assert rows > 3000
+
+
 def test_learning_curves_of_suites_are_up_to_date(generate: ModuleType) -> None:
     committed = {f"docs/curves/{path.name}" for path in (ROOT / "docs" / "curves").glob("*.svg")}
     assert committed == {path for path in generate.PICTURES if path.startswith("docs/curves/")}

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rl_training.envs import make_env, make_vector_env
-from rl_training.envs.exploration import FORWARD, GOAL, KEY, LOCKED, OPEN, PICK_UP, TURN_RIGHT, UNLOCK, WALL
+from rl_training.envs.exploration_tasks import FORWARD, GOAL, KEY, LOCKED, OPEN, PICK_UP, TURN_RIGHT, UNLOCK, WALL
 from rl_training.errors import UserError
 
 ENVS = [

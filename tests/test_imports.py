@@ -22,6 +22,7 @@ from rl_training import imports
 from rl_training.cli import main
 from rl_training.cluster import tasks
 from rl_training.errors import UserError
+from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint, save_checkpoint
 from rl_training.experiment.run.config import TrainConfig, combine, make_config
 from rl_training.experiment.run.trainer import Trainer
 
@@ -224,3 +225,136 @@ def test_a_study_file_of_a_sweep_imports_nothing(marker: Path, tmp_path: Path) -
     (folder / "sweep.json").write_text(json.dumps({"format": "rl_training.sweep", "schema": 1, "trials": trials}))
     assert run("sweep", "--algo", "dqn", "--env", "CartPole-v1", "-n", "64", "-o", str(folder)) == 2
     assert not marker.exists()
+
+
+def wrapping(base: Any, **_: Any) -> gym.Env[Any, Any]:
+    """An environment that makes the one that its argument names, as many wrappers do."""
+    while not isinstance(base, str):
+        base = next(iter(base.values() if isinstance(base, dict) else base))
+    return gym.make(base)
+
+
+@pytest.fixture
+def wrapping_env() -> Iterator[None]:
+    gym.register("Wrapping-v0", entry_point=wrapping, max_episode_steps=20)
+    yield
+    gym.registry.pop("Wrapping-v0")
+
+
+NAME = "named_env:Named-v0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"env_kwargs": {"base": NAME}}, "env_kwargs.base"),
+        ({"env_kwargs": {"base": [{"id": NAME}]}}, "env_kwargs.base.id"),
+        ({"env_kwargs": {"training": {"base": NAME}}}, "env_kwargs.training.base"),
+        ({"env_kwargs": {"base": "CartPole-v1", "evaluation": {"base": NAME}}}, "env_kwargs.evaluation.base"),
+        ({"env_id": "CartPole-v1", "env_wrappers": [{"wrapper": "gymnasium.wrappers:TimeLimit",
+          "kwargs": {"x": NAME}}]}, "env_wrappers.kwargs.x"),
+        ({"algo": "bc", "env_id": "CartPole-v1", "algo_kwargs": {"dataset": {
+          "env_id": "Wrapping-v0", "size": 50, "env_kwargs": {"base": NAME}}}}, "dataset.env_kwargs.base"),
+        ({"algo": "dagger", "env_id": "CartPole-v1", "algo_kwargs": {"expert": {"train": {
+          "algo": "dqn", "env_id": "Wrapping-v0", "env_kwargs": {"base": NAME}, **SMALL}}}}, "env_kwargs.base"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_arguments_in_a_file_import_nothing(
+    fields: dict[str, Any], key: str, vectorization: str, marker: Path, wrapping_env: None, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fields = {"algo": "dqn", "env_id": "Wrapping-v0", "vectorization": vectorization, "num_envs": 1, **SMALL, **fields}
+    path = write(tmp_path / "x.yaml", **fields)
+    assert run("train", "--config", path, "--allow-import", "gymnasium.wrappers") == 2
+    assert not marker.exists()
+    said = capfd.readouterr().err.strip().splitlines()
+    assert f"{key} names the module 'named_env'" in said[-1]
+    assert "--allow-import named_env" in said[-1]
+
+
+def test_arguments_that_the_person_named_are_passed_on(
+    marker: Path, wrapping_env: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "x.yaml", algo="dqn", env_id="Wrapping-v0", env_kwargs={"base": NAME}, **SMALL)
+    assert run("train", "--config", path, "--allow-import", "named_env") == 0
+    assert "--allow-import named_env" in capfd.readouterr().err.splitlines()[-1]  # in the printed command
+    assert run("train", "-c", path, "--set", f"env_kwargs.base={NAME}") == 0
+    run_dir = str(max((tmp_path / "runs").iterdir()))
+    for command in (["eval", "--checkpoint", run_dir], ["resume", "--run", run_dir, "-n", "96"]):
+        assert run(*command) == 2
+        assert "env_kwargs.base names the module 'named_env'" in capfd.readouterr().err
+        assert run(*command, "--allow-import", "named_env") == 0
+    with imports.forget_afterwards():
+        rl_training.DQN("Wrapping-v0", env_kwargs={"base": NAME}, eval_episodes=1).learn(64)
+    env = gym.make("Wrapping-v0", base=NAME)
+    with imports.forget_afterwards():
+        rl_training.DQN(env, eval_episodes=1).learn(64)
+
+
+def test_texts_that_name_no_module_are_arguments_like_others() -> None:
+    for text in ("no_such_module_here:x", "http://example.org/map", "C:/maps", "12:30", "json", "json:", ":x"):
+        imports.check_arguments({"x": [text]}, "env_kwargs")
+    for text in ("json:loads", "xml.dom:x", "os: x", "os:\nx"):
+        with imports.forget_afterwards(), pytest.raises(UserError, match=r"env_kwargs\.x\.y names the module"):
+            imports.check_arguments({"x": {"y": [text]}}, "env_kwargs")
+
+
+ADDRESS = "their.cluster:6379"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that were asked whether a cluster is there; none is."""
+    addresses: list[str] = []
+
+    def nobody_answers(address: str) -> None:
+        addresses.append(address)
+        raise UserError("nobody answers")
+
+    monkeypatch.setattr("rl_training.cluster.connection._require_answer", nobody_answers)
+    monkeypatch.setattr("rl_training.cluster.connection.require_ray", lambda: SimpleNamespace(is_initialized=bool))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # nor is Ray needed here
+    return addresses
+
+
+def test_a_file_joins_no_cluster(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = {"algo": "ppo", "env_id": "CartPole-v1", "cluster": {"address": ADDRESS}, **SMALL}
+    path = write(tmp_path / "x.yaml", **fields)
+    for words in ([], ["--set", "seed=1"], ["--cluster", "other.host:1", "--set", f"cluster.address={ADDRESS}:1"]):
+        assert run("train", "--config", path, *words) == 2
+        said = capfd.readouterr().err
+        assert ("nobody answers" if words[:1] == ["--cluster"] else f"type --cluster {ADDRESS}") in said
+    assert asked == [f"{ADDRESS}:1"]
+    for words in (["--cluster", ADDRESS], ["--set", f"cluster.address={ADDRESS}"]):
+        assert run("train", "--config", path, *words) == 2
+        assert "nobody answers" in capfd.readouterr().err
+    with imports.forget_afterwards(), pytest.raises(UserError, match="only a file names"):
+        rl_training.PPO(make_config(path)).learn()
+    with imports.forget_afterwards(), pytest.raises(UserError, match="nobody answers"):
+        Trainer(make_config(path, cluster={"address": ADDRESS}), progress=False)
+    with imports.forget_afterwards(), pytest.raises(UserError, match="nobody answers"):
+        Trainer(TrainConfig(**fields), progress=False)
+    assert asked == [f"{ADDRESS}:1", *[ADDRESS] * 4]
+
+
+def test_a_checkpoint_joins_no_cluster(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("train", "-a", "dqn", "-e", "CartPole-v1", "-n", "32", "--defaults", "-s", "eval_episodes=1") == 0
+    found = next((tmp_path / "runs").iterdir())
+    step = latest_valid(found)
+    checkpoint = load_checkpoint(step)
+    config = {**checkpoint.meta["config"], "cluster": {"address": ADDRESS, "actors": 1}}
+    save_checkpoint(
+        step.parent, "step_000000000033", tensors=checkpoint.tensors, meta={**checkpoint.meta, "config": config}
+    )
+    for words in ([], ["--cluster", ADDRESS]):
+        capfd.readouterr()
+        assert run("resume", "--run", str(found), "-n", "64", *words) == 2
+        assert ("nobody answers" if words else f"type --cluster {ADDRESS}") in capfd.readouterr().err
+    assert asked == [ADDRESS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +33,10 @@ def test_names_in_the_log(algo, tmp_path):
     assert row["train/grad_norm"] > 0.0
     assert sum(row[f"time/{part}"] for part in ("environment", "acting", "learning")) == pytest.approx(1.0, abs=0.05)
     rows = [row for row in read_metrics(result.run_dir) if "train/learning_rate" in row]
+    assert all(0.0 <= row["time/cpu_cores"] <= 4096.0 for row in rows)
+    assert max(row["time/cpu_cores"] for row in rows) > 0.0
+    if sys.platform == "linux":
+        assert all(0.05 < row["time/memory_gib"] < 1024.0 for row in rows)
     for part in ("environment", "acting", "learning"):
         assert max(row[f"time/{part}"] for row in rows) > 0.0
     for row in rows:

@@ -137,7 +137,10 @@ def test_save_is_a_copy_that_stands_alone(tmp_path: Path) -> None:
         (lambda: PPO("CartPole-v1", gamma=2.0), "gamma = 2.0: should be less than or equal to 1"),
         (lambda: PPO("CartPole-v1", num_envs=0), "num_envs = 0: should be greater than or equal to 1"),
         (lambda: PPO("CartPole-v1", gamma=0.9, algo_kwargs={"gamma": 0.8}), "'gamma' is given twice"),
-        (lambda: PPO("CartPole-v1", algo_kwargs={"seed": 1}), "'seed' is no setting of ppo: write it beside algo_kw"),
+        (
+            lambda: PPO("CartPole-v1", algo_kwargs={"seed": 1}),
+            "'seed' is not a setting of ppo: write it next to algo_kw",
+        ),
         (lambda: PPO("CartPole-v1", algo_kwargs=3), "algo_kwargs = 3: should be a valid dictionary"),
         (lambda: PPO("CartPole-v1", algo="dqn"), "PPO trains 'ppo', but the configuration says 'dqn'"),
         (lambda: PPO("CartPole-v1", env_id="Acrobot-v1"), "given twice: 'CartPole-v1' and env_id 'Acrobot-v1'"),
@@ -172,7 +175,7 @@ def test_bad_input_is_one_sentence(wrong: Any, sentence: str) -> None:
         ({"total_timestep": 3}, "unknown key 'total_timestep' .* Did you mean 'total_timesteps'"),
         (
             {"algo_kwargs": {"num_envs": 3}},
-            "'num_envs' is no setting of ppo: write it beside algo_kwargs, not below it",
+            "'num_envs' is not a setting of ppo: write it next to algo_kwargs, not inside",
         ),
     ],
 )
@@ -195,7 +198,7 @@ def test_set_understands_settings_and_names_the_place_of_others() -> None:
     done = CliRunner().invoke(app, [*line, "--set", "learning_rate=0.5"])
     assert '"learning_rate": 0.5' in done.stdout
     done = CliRunner().invoke(app, [*line, "--set", "algo_kwargs.num_envs=3"])
-    assert "write it beside algo_kwargs, not below it" in str(done.exception)
+    assert "write it next to algo_kwargs, not inside" in str(done.exception)
 
 
 def test_make_config_takes_settings_of_the_algorithm_by_name() -> None:

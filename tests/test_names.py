@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 from torch import nn
 
 from rl_training import PPO, SAC, TrainConfig, UserError
@@ -128,6 +129,13 @@ def test_far_words_get_no_suggestion(word):
         ["finetune", "--run", "nowhere", "--timesteps", "5"],
         ["resume", "--checkpoint", "nowhere", "--steps", "9"],
         ["verify-resume", "--config", "nowhere", "--env-id", "CartPole-v1"],
+        ["dataset", "make", "--kind", "policy", "--path", "nowhere", "-o", "nowhere/x.npz"],
+        ["dataset", "make", "--kind", "policy", "--run=nowhere", "-o", "nowhere/x.npz"],
+        ["dataset", "make", "--kind", "policy", "--checkpoint", "nowhere", "-o", "nowhere/x.npz"],
+        ["bench", "nowhere", "--jobs", "2"],
+        ["bench", "nowhere", "-j2"],
+        ["bench", "nowhere", "-j", "2"],
+        ["bench", "nowhere", "--workers=2"],
     ],
 )
 def test_names_of_other_commands_are_understood(words, capsys):
@@ -140,18 +148,36 @@ def test_two_names_of_one_option_are_refused(capsys):
     assert "--run and --checkpoint mean the same: give one of them" in capsys.readouterr().err
 
 
+def test_values_of_older_short_names_are_checked(capsys):
+    assert main(["bench", "classic", "-jmany"]) == 2
+    assert "--workers" in capsys.readouterr().err
+
+
+def test_config_as_json_has_two_names(capsys):
+    shown = []
+    for words in (["--json"], ["--format", "json"], ["--format=json", "--json"]):
+        assert main(["config", "--config", "ppo/cartpole", *words]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[1] == shown[2]
+    assert main(["config", "--config", "ppo/cartpole", "--format", "yaml"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["algo"] == "ppo"
+
+
 def test_one_set_of_names_in_the_help():
-    """Where results go is -o everywhere; an agent is --checkpoint -p everywhere."""
+    """Where results go is -o everywhere; an agent is --checkpoint -p, processes are --workers -w, JSON is --json."""
     from typer.main import get_command
 
     from rl_training.cli.app import app
 
-    for name, command in get_command(app).commands.items():
-        for param in command.params:
-            names = set(getattr(param, "opts", ()))
-            if getattr(param, "hidden", False):
-                continue
-            assert not names & {"--run", "-r"}, name
+    commands = dict(get_command(app).commands)
+    for group in ("dataset", "cluster"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
+    for name, command in commands.items():
+        shown = [set(p.opts) for p in command.params if not getattr(p, "hidden", False)]
+        assert {"--json"} in shown or name == "dashboard", name
+        for names in shown:
+            assert not names & {"--run", "-r", "--path", "--jobs", "-j", "--format"}, name
+            assert ("-w" in names) == ("--workers" in names), (name, names)
             assert ("-o" in names) == bool(names & {"--output", "--output-dir"}), (name, names)
             assert ("-p" in names) == ("--checkpoint" in names), (name, names)
             assert "--video" not in names or name == "eval", name

@@ -94,7 +94,7 @@ def test_layer_norm_of_critics(name: str) -> None:
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    with pytest.raises(UserError, match="layer_norm does not go with critics of kind renorm"):
+    with pytest.raises(UserError, match="layer_norm cannot be combined with critics of kind renorm"):
         make_algorithm("sac", critic="renorm", layer_norm=True)
     image = replace(spec_for("dqn"), observation=ArraySpec((1, 36, 36), "uint8"))
     with pytest.raises(UserError, match="normalize_observations needs a vector observation"):

@@ -120,6 +120,8 @@ def test_requirements_have_both_bounds_and_the_constraints_meet_them() -> None:
         operators = {one.operator for one in item.specifier}
         assert operators & upper, f"{item} has no upper bound: a release in a year may break it"
         assert operators & lower or item.name == "mujoco", f"{item} has no lower bound"
+    floors = {(item.name, one.version) for item in requirements() for one in item.specifier if one.operator == ">="}
+    assert len({name for name, _ in floors}) == len(floors), "a package has two floors: the lower one is out of date"
     for item in (Requirement(text) for text in importlib.metadata.requires("rl-training") or ()):
         wanted = item.marker is None or item.marker.evaluate({"extra": "dev"})
         if wanted and item.name not in ("torch", "rl-training"):

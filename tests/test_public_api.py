@@ -300,8 +300,8 @@ class Mixed(gym.Env[Any, Any]):
         ({"a": [0, 0], "b": 4}, r"outside its space, 1 to 3"),
         ({"a": [0, 0], "b": 1.5}, "not whole"),
         ({"a": [0, 0], "c": 1}, r"must have the parts \['a', 'b'\]"),
-        ({"a": [[0, 0], [1, 1]], "b": [1]}, "not equally many: a has 2, b has 1"),
-        ({"a": [[0, 0], [1, 1]], "b": 1}, "not equally many: a has 2, b is single"),
+        ({"a": [[0, 0], [1, 1]], "b": [1]}, "differ in number: a has 2, b has 1"),
+        ({"a": [[0, 0], [1, 1]], "b": 1}, "differ in number: a has 2, b is single"),
     ],
 )
 def test_observations_that_do_not_fit_are_told_of(obs: Any, message: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser, find_browser, install_browser
+from browser import Browser, browser_program
 from PIL import Image
 from report_runs import make_run
 
@@ -259,7 +259,7 @@ def test_mixed_environments_are_refused(cli: Any, tmp_path: Path) -> None:
 
 def test_unfinished_runs_are_refused(cli: Any, tmp_path: Path) -> None:
     running = make_run(tmp_path, "running", GOOD, status="running")
-    bad(cli("report", running), "unfinished run", "'running'", "resume --run", "--partial")
+    bad(cli("report", running), "unfinished run", "'running'", "resume --checkpoint", "--partial")
     assert cli("report", running, "--partial")[0] == 0
     bad(cli("report", tmp_path), "no finished run")
     (running / "metrics.jsonl").write_text("")
@@ -315,12 +315,9 @@ def test_markdown(cli: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    program = find_browser()
+    program, reason = browser_program()
     if program is None:
-        reason = install_browser(timeout=240)
-        program = find_browser()
-        if program is None:
-            pytest.skip(reason)
+        pytest.skip(reason)
     driver = Browser(program, tmp_path_factory.mktemp("profile"))
     yield driver
     driver.close()

@@ -164,7 +164,7 @@ def test_what_cannot_start_again_is_refused() -> None:
         with pytest.raises(UserError, match="several kinds of updates"):
             Resets(make_algorithm(name, reset_interval=5))
     given = registry.entry("sac").load()(spec_for("sac"), model=MLPSACModel(5, 2, (8,)), reset_interval=5)
-    with pytest.raises(UserError, match="a network that was handed in"):
+    with pytest.raises(UserError, match="impossible for a network that was passed in"):
         Resets(given)
     with pytest.raises(UserError, match="reset_share"):
         make_algorithm("sac", reset_share=0.0)

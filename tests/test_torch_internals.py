@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -285,3 +286,18 @@ def test_operations_can_be_left_unwatched(remove: Remove) -> None:
     remove("dispatch")
     with internals.operation_watcher()() as watch:
         assert isinstance(watch, ExitStack)
+
+
+def test_graphs_are_compiled_without_warnings_about_shims(caplog: pytest.LogCaptureFixture) -> None:
+    """Inductor logs one for each operation of linear algebra, such as those of acktr. Other warnings are still seen."""
+    compiler.compiled(torch.sin, CPU)
+    logger = logging.getLogger("torch._inductor.ir")
+    logger.addHandler(caplog.handler)
+    try:
+        logger.warning(
+            "%s is missing a c-shim implementation, using proxy executor as fallback", "aten.inverse.default"
+        )
+        logger.warning("another warning")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"another warning"}

@@ -29,6 +29,7 @@ from rl_training.experiment.run.checkpoint import (
 from rl_training.experiment.run.metrics import read_metrics
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.ops.tree import tree_items
+from rl_training.version import __version__
 
 
 class Recorder(Callback):
@@ -343,6 +344,15 @@ def test_invalid_checkpoints_are_refused_with_a_clear_message(tmp_path: Path) ->
     stray = path.rename(tmp_path / path.name)
     with pytest.raises(UserError, match="is not inside a run"):
         Trainer.resume(stray, progress=False)
+
+
+def test_a_setting_that_no_longer_exists_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    config = {"algo": "dqn", "env_id": "CartPole-v1", "total_timesteps": 100, "algo_kwargs": {"gone": 1}}
+    tensors = {"state": {"a": torch.zeros(2)}}
+    meta = {"kind": "full", "config": config}
+    path = save_checkpoint(tmp_path / "checkpoints", step_name(1), tensors=tensors, meta=meta)
+    with pytest.raises(UserError, match=rf"dqn: unknown key 'gone'.* was written by rl_training {__version__}"):
+        Trainer.resume(path, progress=False)
 
 
 def test_a_run_killed_before_its_summary_can_be_finished(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +22,7 @@ from gymnasium import spaces
 from helpers import config_for
 
 from rl_training.cli import main
+from rl_training.envs import workers
 from rl_training.envs.vector import EnvError
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError, printable
@@ -29,6 +32,7 @@ from rl_training.experiment.run.checkpoint import latest_valid, load_checkpoint,
 from rl_training.experiment.run.metrics import MetricsLogger, read_metrics
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.reports import text
+from rl_training.reports.live import LiveRuns
 
 
 class Odd(gym.Env[Any, Any]):
@@ -104,6 +108,28 @@ def test_a_failing_constructor_names_the_environment(error: BaseException, kind:
             make_vector_env("Failing-v0", seeds=[0], num_envs=1)
     finally:
         gym.registry.pop("Failing-v0")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(RuntimeError("no fuel"), "RuntimeError: no fuel, raised in"), (StopIteration(), "StopIteration, raised in")],
+)
+def test_an_error_in_a_step_says_where_it_was_raised(
+    error: Exception, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(Odd):
+        def step(self, action: Any) -> Any:
+            raise error
+
+    gym.register("Failing-v0", entry_point=Fails)
+    try:
+        words = ["train", "-a", "dqn", "-e", "Failing-v0", "-n", "50", "--defaults", "-o", str(tmp_path)]
+        assert main([*words, "--no-progress"]) == 1
+    finally:
+        gym.registry.pop("Failing-v0")
+    said = capsys.readouterr().err
+    assert message in said
+    assert f"{__name__} ({__file__}:" in said
 
 
 @pytest.mark.parametrize("setting", ["id=1", "disable_env_checker=true", "max_episode_steps=0", "render_mode=[1]"])
@@ -279,6 +305,30 @@ def test_ctrl_c_while_workers_start_shows_no_traceback(tmp_path: Path) -> None:
         assert "Traceback" not in errors
 
 
+def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "rl_training.cli.app", Interrupted("app"))
+    assert main(["presets"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_worker_whose_start_was_interrupted_is_not_waited_for() -> None:
+    def start() -> None:
+        raise KeyboardInterrupt
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda **_: SimpleNamespace(start=start))
+    worker = workers._Worker(0, range(1))
+    with pytest.raises(KeyboardInterrupt):
+        worker.launch(context)
+    workers._shut_down([worker])
+    assert worker.process is None
+
+
 class NoMessage(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no message")
@@ -306,3 +356,41 @@ def test_messages_about_checkpoints_are_bounded(tmp_path: Path) -> None:
     for key in ("schema", "name"):
         (path / "manifest.json").write_bytes(checkpoints._manifest_bytes({**manifest, key: "9" * 5000}))
         assert len(str(checkpoints.verify(path))) < 500
+
+
+CLUSTER = {f"cluster/{key}": 1.0 for key in ("actors", "actors_replaced", "lost_steps", "unrolls_under_way")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 10**400}, {"time": -(10**400)}, {"eval/mean_reward": 10**400}, {"eval/mean_reward": 1.5e308},
+        {"time/fps": 10**400}, {"time/fps": 1e-320}, {"seed": ["x"]}, {"nonfinite": {"step": "NaN"}},
+        {"nonfinite": {"step": "inf"}}, CLUSTER, CLUSTER | {"cluster/learner_busy": "x"},
+        CLUSTER | {"cluster/learner_busy": 1.0, "cluster/replay_size": 1.0},
+        {"time/fps": "x"},
+    ],
+    ids=lambda change: str(change)[:40],
+)  # fmt: skip
+def test_a_damaged_log_is_one_sentence_or_left_out(
+    change: dict[str, Any], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.yaml", "metadata.json", "summary.json"):
+        (copy / name).write_text((run / name).read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = next(row for row in reversed(rows) if "eval/mean_reward" in row)
+    rows.append({**last, **change})
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for command in (["report", str(copy)], ["report", str(copy), "--html", str(tmp_path / "x.html")]):
+        assert main(command) in (0, 2)
+    assert main(["cluster", "status", str(copy)]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert all("metrics.jsonl" in line or "about a cluster" in line for line in said)
+    for metadata in ("{}", '{"status": "running"}'):
+        (copy / "metadata.json").write_text(metadata)
+        live = LiveRuns(tmp_path)
+        live.refresh()
+        (row,) = live.overview()
+        json.dumps([row, live.curves(row["id"], ["eval/mean_reward"])])

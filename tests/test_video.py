@@ -83,7 +83,8 @@ def test_frames_of_a_masked_environment(tmp_path):
 
 
 def test_pictures_come_in_order_and_a_cut_episode_is_kept(tmp_path):
-    env = RecordEpisodes(Counter("discrete", render_mode="rgb_array"), tmp_path, "x", episodes=2)
+    files = [tmp_path / f"x-episode-{k}.mp4" for k in range(2)]
+    env = RecordEpisodes(Counter("discrete", render_mode="rgb_array"), files)
     env.reset()  # only a look
     env.reset()
     for _ in range(3):
@@ -97,7 +98,7 @@ def test_pictures_come_in_order_and_a_cut_episode_is_kept(tmp_path):
 
 
 def test_an_environment_without_pictures_is_told(tmp_path):
-    env = RecordEpisodes(gym.make("CartPole-v1"), tmp_path, "x", episodes=1)
+    env = RecordEpisodes(gym.make("CartPole-v1"), [tmp_path / "x.mp4"])
     with pytest.raises(UserError, match="cannot be recorded"):
         env.reset()
 

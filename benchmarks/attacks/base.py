@@ -29,20 +29,40 @@ class Attack:
 
 
 # Settings of an algorithm that make a run last a fraction of a second.
+_OFF_POLICY = {"hidden_sizes": [8], "batch_size": 8, "buffer_size": 200, "learning_starts": 20}
+_ON_POLICY = {"hidden_sizes": [8], "n_steps": 16, "batch_size": 16, "n_epochs": 1}
+_MODEL = {"model_hidden_sizes": [8], "num_members": 3, "num_elites": 2, "model_batch_size": 16,
+          "model_holdout_size": 16, "model_train_freq": 50, "model_max_epochs": 2}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
-    "dqn": {"hidden_sizes": [8], "batch_size": 8, "buffer_size": 200, "learning_starts": 20},
-    "ppo": {"hidden_sizes": [8], "n_steps": 16, "batch_size": 16, "n_epochs": 1},
-    "sac": {"hidden_sizes": [8], "batch_size": 8, "buffer_size": 200, "learning_starts": 20},
+    "dqn": _OFF_POLICY,
+    "rainbow_dqn": _OFF_POLICY,
+    "drqn": {**_OFF_POLICY, "cell_size": 8, "sequence_length": 4, "burn_in": 2, "overlap": 2},
+    "sac": _OFF_POLICY,
+    "mbpo": {**_OFF_POLICY, **_MODEL, "rollout_batch": 16, "rollout_length": 2, "gradient_steps": 1},
+    "dreamer": {"size": "tiny", "batch_size": 2, "batch_length": 6, "imagination_length": 3, "buffer_size": 400,
+                "learning_starts": 20, "train_ratio": 1.0},
+    "iql_online": {**_OFF_POLICY, "dataset": {"size": 100}},
+    "dagger": {**_OFF_POLICY, "expert": {"train": {"algo": "ppo", "env_id": "CartPole-v1", "total_timesteps": 32,
+               "num_envs": 1, "eval_episodes": 1, "algo_kwargs": _ON_POLICY}}},
+    "ppo": _ON_POLICY,
+    "recurrent_ppo": {**_ON_POLICY, "cell_size": 8, "sequence_length": 4},
+    "rnd": {**_ON_POLICY, "bonus_hidden_sizes": [8], "bonus_features": 4},
+    "gail": {**_ON_POLICY, "dataset": {"size": 100}, "discriminator_hidden_sizes": [8],
+             "discriminator_batch_size": 16},
+    "ppg": {**_ON_POLICY, "n_policy_phases": 2, "aux_batch_size": 16},
     "td3_bc": {"hidden_sizes": [8], "batch_size": 8, "dataset": {"size": 100}},
+    "mopo": {"hidden_sizes": [8], "batch_size": 8, "dataset": {"size": 100}, "rollout_batch": 16,
+             "rollout_length": 2, "rollout_freq": 50, **{k: v for k, v in _MODEL.items() if k != "model_train_freq"}},
     "ars": {"n_delta": 2},
-    "ppg": {"hidden_sizes": [8], "n_steps": 16, "batch_size": 16, "n_policy_phases": 2, "aux_batch_size": 16},
-}
+    "openai_es": {"hidden_sizes": [8], "n_delta": 2},
+}  # fmt: skip
+BOX = ("sac", "mbpo", "iql_online", "td3_bc", "mopo")  # they need continuous actions
 
 
 def small(algo: str, folder: Path, **changes: Any) -> TrainConfig:
     """A short run of an algorithm."""
     fields: dict[str, Any] = {
-        "env_id": "Pendulum-v1" if algo in ("sac", "td3_bc") else "CartPole-v1",
+        "env_id": "Pendulum-v1" if algo in BOX else "CartPole-v1",
         "total_timesteps": 64, "eval_episodes": 1, "num_envs": 1, "log_interval": 20, "execution": "eager",
         "output_dir": str(folder), "device": "cpu",
         "env_kwargs": {"evaluation": {"max_episode_steps": 10}},

@@ -25,22 +25,38 @@ from rl_training.experiment.run.trainer import Trainer
 assert torch.utils.tensorboard  # the first log line would import it in every child
 
 KILLS = 10  # in one case
-# Every loop (off-policy, on-policy, offline, evolution, phases, on the device), mode, workers, and studies.
+# Every loop (off-policy, on-policy, offline, evolution, phases, on the device) in every mode, studies, every way to
+# step environments, a cluster, and what a run keeps beside networks: priorities, sequences, carries, models, experts.
+_DEVICE = {"vectorization": "device", "num_envs": 2}
+_CLUSTER = {"address": "local", "actors": 2, "deterministic": True, "cpus_per_actor": 0.1}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "dqn eager": {"algo": "dqn"},
-    "dqn recorded": {"algo": "dqn", "execution": "recorded"},
-    "sac eager": {"algo": "sac"},
-    "ppo eager": {"algo": "ppo", "num_envs": 2},
-    "ppo recorded study": {"algo": "ppo", "execution": "recorded", "seeds": (0, 1)},
+    **{
+        f"{algo} {mode}": {"algo": algo, "execution": mode}
+        for mode in ("eager", "recorded", "compile")
+        for algo in ("dqn", "ppo", "td3_bc", "openai_es", "ppg")
+    },
+    "dqn device eager": {"algo": "dqn", **_DEVICE},
+    "ppo device recorded": {"algo": "ppo", "execution": "recorded", **_DEVICE},
+    "ppo device compile": {"algo": "ppo", "execution": "compile", **_DEVICE},
     "dqn study": {"algo": "dqn", "seeds": (0, 1, 2)},
-    "td3_bc offline": {"algo": "td3_bc"},
-    "ars evolution": {"algo": "ars"},
-    "ppg phases": {"algo": "ppg"},
-    "dqn device": {"algo": "dqn", "vectorization": "device", "num_envs": 2},
-    "ppo device": {"algo": "ppo", "vectorization": "device", "num_envs": 4},
+    "ppo recorded study": {"algo": "ppo", "execution": "recorded", "seeds": (0, 1)},
+    "td3_bc study": {"algo": "td3_bc", "seeds": (0, 1)},
     "ppo async": {"algo": "ppo", "vectorization": "async", "num_envs": 2},
-    "dqn compile": {"algo": "dqn", "execution": "compile"},
-    "ppo compile": {"algo": "ppo", "execution": "compile"},
+    "sac async": {"algo": "sac", "vectorization": "async", "num_envs": 2},
+    "dqn threads": {"algo": "dqn", "vectorization": "threads", "num_envs": 2},
+    "ppo vector": {"algo": "ppo", "vectorization": "vector", "num_envs": 2},
+    "rainbow_dqn recorded": {"algo": "rainbow_dqn", "execution": "recorded"},
+    "drqn": {"algo": "drqn"},
+    "mbpo": {"algo": "mbpo"},
+    "dreamer": {"algo": "dreamer"},
+    "iql_online": {"algo": "iql_online"},
+    "dagger": {"algo": "dagger"},
+    "recurrent_ppo": {"algo": "recurrent_ppo"},
+    "rnd": {"algo": "rnd", "num_envs": 2},
+    "gail": {"algo": "gail"},
+    "mopo": {"algo": "mopo"},
+    "ars": {"algo": "ars"},
+    "dqn cluster": {"algo": "dqn", "num_envs": 2, "cluster": _CLUSTER},
 }
 
 
@@ -119,6 +135,8 @@ def kill(chance: random.Random, case: int, folder: Path) -> Outcome:
         if done:
             if digest(done[-1]) != expected:
                 return name, kills, f"different from the run that was left alone, after {kills} kills"
+            if left := [path.name for path in done[-1].rglob("*.tmp-*")]:
+                return name, kills, f"left behind after {kills} kills: {left}"
             if kills >= KILLS:
                 return name, kills, None
             rounds += 1

@@ -50,6 +50,7 @@ class _Run(TypedDict, total=False):
     eval_episodes: int
     eval_deterministic: bool
     eval_interval: int | None
+    eval_video: bool
     log_interval: int
     checkpoint_interval: int | None
     keep_checkpoints: int

@@ -14,8 +14,12 @@ class UserError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
 
 
+class MismatchError(UserError):
+    """Settings or saved tensors that do not fit the algorithm."""
+
+
 class Terminated(SystemExit):
-    """SIGTERM ends the process. A plain SystemExit comes from code of others that called sys.exit()."""
+    """SIGTERM ends the process. A plain SystemExit comes from third-party code that called sys.exit()."""
 
     def __init__(self, number: int = 15) -> None:
         super().__init__(128 + number)
@@ -62,9 +66,9 @@ def short_repr(value: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """`KeyError: 'x'`; an exception of others may fail to give its message."""
+    """`KeyError: 'x'`; an exception of another library may fail to give its message."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
         return f"{type(error).__name__} (its message cannot be read)"
 

@@ -12,6 +12,15 @@ def usable_cpus() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def memory_in_use() -> int | None:
+    """Bytes of memory that this process holds; None where the system does not say (Linux does)."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
 def python_command(module: str, *arguments: str) -> list[str]:
     """The command line of a new Python that runs `module`. It imports from the same directories as this process:
     `python -m` would also put the working directory on the import path."""

@@ -26,6 +26,9 @@ class ArraySpec:
     def is_image(self) -> bool:
         return self.dtype == "uint8" and len(self.shape) == 3
 
+    def __str__(self) -> str:
+        return f"Box{self.shape}" if self.dtype == "float32" else f"Box{self.shape} of bytes"
+
 
 @dataclass(frozen=True)
 class ActionSpec:

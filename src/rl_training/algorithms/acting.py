@@ -79,7 +79,7 @@ class RunningEpisodes:
             return start_carry(policy, rows)
         if running != rows:
             raise UserError(
-                f"{policy.name} remembers {running} running episode{'s' * (running > 1)}, and these are {rows}"
+                f"{policy.name} remembers {running} running episode{'s' * (running > 1)}, but was given {rows}"
                 f" observation{'s' * (rows > 1)}; call reset() where new episodes begin"
             )
         return self.carry if starts is None else reset_carry(policy, self.carry, starts.expand(rows).to(policy.device))

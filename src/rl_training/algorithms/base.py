@@ -251,7 +251,7 @@ class Algorithm(Generic[H]):
             modules = self.networks(self.spec)
         own = (isinstance(part, OwnFeatures) for module in modules.values() for part in module.modules())
         if self.spec.features is not None and not any(own):
-            raise UserError(f"{self.name} has no place for a features network of your own")
+            raise UserError(f"{self.name} does not accept a features network")
         return modules
 
     def _refuse_managed_arguments(self, spec: Any, fields: dict[str, Any]) -> None:

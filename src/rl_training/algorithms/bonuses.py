@@ -82,7 +82,7 @@ class Bonus(ABC):
         return init_moments(self.shape)
 
     def learn(self, moments: Moments, obs: Tensor, weights: Tensor) -> Moments:
-        """The moments with a batch [B, ...] of observations."""
+        """Update the moments with a batch [B, ...] of observations."""
         return update_moments(moments, obs.to(torch.float32), weights)
 
     def seen(self, moments: Moments, obs: Obs) -> Tensor:
@@ -111,7 +111,7 @@ class RandomNetworkBonus(Bonus):
 
 class CuriosityBonus(Bonus):
     """Intrinsic curiosity (Pathak et al. 2017): the reward is the error of predicting the features of the next
-    observation. Features are learned by predicting the action, so they hold what actions change."""
+    observation. Features are learned by predicting the action, so they represent what actions change."""
 
     columns = ("obs", "next_obs")
 

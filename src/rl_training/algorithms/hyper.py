@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.data.recipes import DatasetRecipe
-from rl_training.errors import UserError, explain
+from rl_training.errors import MismatchError, UserError, explain
 from rl_training.models.torsos import Cnn
 from rl_training.ops.schedules import Fraction as Fraction
 from rl_training.ops.schedules import Positive as Positive
@@ -121,9 +121,9 @@ class OffPolicyHyper(NetworkHyper):
     prioritized_beta: float = Field(0.4, ge=0.0, le=1.0)
     """Exponent of the importance weights at the start; it rises to 1."""
     reset_interval: int = Field(0, ge=0)
-    """Gradient steps between resets of networks and optimisers, but not of replay (Nikishin et al. 2022); 0: none."""
+    """Gradient steps between resets of networks and optimisers; replay is kept (Nikishin et al. 2022); 0: no resets."""
     reset_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Numbers of gradient steps after which there is one reset each, beside those of `reset_interval`."""
+    """Gradient steps after which to reset, in addition to the resets of `reset_interval`."""
     reset_share: float = Field(1.0, gt=0.0, le=1.0)
     """Share of fresh weights in a reset; below 1 the old weights are shrunk and perturbed instead of replaced."""
     frame_stack: int = Field(1, ge=1)
@@ -215,4 +215,4 @@ def parse_hyper(model: type[H], values: dict[str, Any], owner: str) -> H:
     try:
         return model(**values)
     except ValidationError as error:
-        raise UserError(f"{owner}: {explain(error, model)}") from None
+        raise MismatchError(f"{owner}: {explain(error, model)}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from rl_training.algorithms.hyper import AugmentFields, ObservationFields
@@ -16,7 +17,6 @@ from rl_training.data.dataset import TransitionDataset
 from rl_training.data.storage import Batch
 from rl_training.envs.masks import split_mask
 from rl_training.errors import UserError
-from rl_training.models.torsos import Cnn
 from rl_training.ops import rng
 from rl_training.ops.images import scale_intensity, shift_images
 from rl_training.ops.running_stats import Moments, init_moments, normalise, update_moments
@@ -32,10 +32,12 @@ def check_can_normalise(spec: EnvSpec, asked: bool) -> None:
         )
 
 
-def check_cnn(spec: EnvSpec, cnn: Cnn) -> None:
+def check_cnn(spec: EnvSpec, settings: BaseModel) -> None:
     """Raise UserError if a network for images is chosen where there are none."""
-    if cnn != "nature" and not spec.has_images:
-        raise UserError(f"cnn: {cnn} needs image observations; {spec.env_id} has none: leave out cnn")
+    for name in ("cnn", "cnn_width"):
+        field = type(settings).model_fields.get(name)
+        if field and not spec.has_images and (value := getattr(settings, name)) != field.default:
+            raise UserError(f"{name}: {value} needs image observations; {spec.env_id} has none: leave out {name}")
 
 
 def normalises(hyper: object) -> bool:

@@ -1,11 +1,12 @@
-"""Periodic resets (Nikishin et al. 2022): networks, their slow copies and optimisers start again, while replay stays.
+"""Periodic resets (Nikishin et al. 2022): networks, their slow copies and optimisers are initialised again; replay is
+kept.
 
 A reset is a function of the state, the seed and the step counter. Fresh weights are drawn as those of a new run are, so
 every network and every initialisation is covered. It happens between updates: the graph of an update does not change,
 and updates without a reset cost nothing. A resumed run, or a seed of a study, draws the same weights.
 
 With `reset_share` below 1 the old weights are shrunk and perturbed (Ash & Adams 2020, as in D'Oro et al. 2023):
-(1 - share) x old + share x fresh. Optimisers start again in both cases.
+(1 - share) x old + share x fresh. Optimisers are reset in both cases.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _RESET = 104  # random stream, beside those of algorithms/base.py
 
 
 class Restartable(Protocol):
-    """What is asked of an algorithm."""
+    """What an algorithm must provide."""
 
     name: ClassVar[str]
     kept_by_resets: ClassVar[tuple[str, ...]]
@@ -38,7 +39,7 @@ class Restartable(Protocol):
 
 
 class Resets:
-    """When an algorithm starts again, and what its state is then."""
+    """When an algorithm is reset, and its state after the reset."""
 
     def __init__(self, algorithm: Restartable) -> None:
         hp: OffPolicyHyper | None = algorithm.hp if isinstance(algorithm.hp, OffPolicyHyper) else None
@@ -48,12 +49,12 @@ class Resets:
         self.wanted = bool(self.every or self.at)
         if self.wanted and len(algorithm.phases()) > 1:
             raise UserError(
-                f"{algorithm.name} has several kinds of updates and cannot start again:"
+                f"{algorithm.name} has several kinds of updates and cannot be reset:"
                 " leave out reset_interval and reset_at"
             )
         if self.wanted and algorithm.given:
             raise UserError(
-                f"{algorithm.name}: resets draw new weights, which a network that was handed in does not have:"
+                f"{algorithm.name}: resets draw new weights, which is impossible for a network that was passed in:"
                 " leave out reset_interval and reset_at"
             )
 
@@ -66,7 +67,7 @@ class Resets:
         return int(rng.fold(rng.key_from_seed(seed, _RESET), step))
 
     def apply(self, state: TrainState, seed: int) -> TrainState:
-        """The state of one seed after a reset. The clocks, and statistics of the data, go on."""
+        """The state of one seed after a reset. Step counters and statistics of the data are kept."""
         fresh = self.algorithm.init_state(self.seed(seed, int(state.step)))
         kept = {name: state.extra[name] for name in self.algorithm.kept_by_resets if name in state.extra}
 

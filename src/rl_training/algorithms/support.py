@@ -43,9 +43,10 @@ class SupportFields(BaseModel):
     num_atoms: int = Field(51, ge=2)
     """Values that the distribution of the return is spread over."""
     v_min: Bound = "auto"
-    """The lowest of them; auto: found from the rewards and gamma, and lowered when targets fall below it."""
+    """Lowest atom of the distribution; auto: found from the rewards and gamma, and lowered when targets fall below
+    it."""
     v_max: Bound = "auto"
-    """The highest of them; auto: found from the rewards and gamma, and raised when targets exceed it."""
+    """Highest atom of the distribution; auto: found from the rewards and gamma, and raised when targets exceed it."""
 
     @model_validator(mode="after")
     def _ordered(self: F) -> F:
@@ -62,12 +63,12 @@ class Support:
     """The atoms of a value distribution, as functions of the training state."""
 
     def __init__(self, num_atoms: int, low: Bound, high: Bound, discount: float, device: torch.device) -> None:
-        """`discount`: of the value of the next state, gamma^n for n-step returns."""
+        """`discount`: the factor on the value of the next state, gamma^n for n-step returns."""
         self.num_atoms, self.low, self.high, self.discount, self.device = num_atoms, low, high, discount, device
         self.auto = isinstance(low, str) or isinstance(high, str)
 
     def init_extra(self) -> dict[str, Any]:
-        """Its entries of `state.extra`; none for a support that is given."""
+        """The entries in `state.extra`; empty for a fixed support."""
         if not self.auto:
             return {}
         return {
@@ -79,7 +80,7 @@ class Support:
         }
 
     def atoms(self, bounds: Tensor | None = None) -> Tensor:
-        """The atoms [N] of a support that is given, or of one that was found: `bounds` [2]."""
+        """The atoms [N] of a fixed support, or of one that was found: `bounds` [2]."""
         if bounds is None:
             low, high = float(self.low), float(self.high)
             return support(low, high, self.num_atoms, self.device)  # on the spot: a constant of the graph
@@ -87,7 +88,7 @@ class Support:
         return torch.lerp(bounds[0], bounds[1], share)
 
     def bounds(self, extra: dict[str, Any]) -> Tensor | None:
-        """The range that was found [2]; None where the support is given."""
+        """The range that was found [2]; None for a fixed support."""
         bounds: Tensor | None = extra["support"]["range"] if self.auto else None
         return bounds
 
@@ -127,7 +128,7 @@ class Support:
         return _replaced(state, new), share.sum()
 
     def warning(self, owner: str, share: float) -> str | None:
-        """What a user should know about `share` of the targets being clipped; nothing about a support that widens."""
+        """The warning for a share of clipped targets; None for a support that widens by itself."""
         if self.auto or not share > WARNED:
             return None
         return (

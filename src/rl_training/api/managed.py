@@ -52,7 +52,7 @@ class ManagedAlgorithm:
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of the run; until `learn` is told its length, there is none."""
+        """The configuration of the run, once its length is known."""
         if not self._planned:
             raise UserError(f"say how long to train: learn(100_000), or {type(self).__name__}(total_timesteps=100_000)")
         return self._config
@@ -62,9 +62,10 @@ class ManagedAlgorithm:
     ) -> TrainResult:
         """Train for `total_timesteps` steps, or for as many as the configuration says.
 
-        A second call goes on in the same run directory, exactly where the first one stopped, for `total_timesteps` more
-        steps; without a number it finishes what the first one left undone. Schedules (learning rate, exploration) span
-        the whole run, so from then on they follow its new length. An interrupt saves a checkpoint and is raised again.
+        A second call continues in the same run directory, exactly where the first one stopped, for `total_timesteps`
+        more steps; without a number it finishes an incomplete run. Schedules (learning rate, exploration)
+        span the whole run, so from then on they follow its new length. An interrupt saves a checkpoint and is raised
+        again.
         """
         given: Any = total_timesteps
         if isinstance(given, list | tuple):  # learn([callback])

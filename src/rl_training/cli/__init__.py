@@ -10,8 +10,12 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl-training` with these arguments (by default the process's) and return the exit status."""
-    from rl_training.cli.app import app
-    from rl_training.cli.boundary import run_app
+    try:
+        from rl_training.cli.app import app
+        from rl_training.cli.boundary import run_app
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
     if argv is not None:
         return run_app(app, list(argv))

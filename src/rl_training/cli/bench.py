@@ -37,9 +37,9 @@ def bench(
         list[str] | None,
         typer.Option("--only", metavar="PATTERN", help="Studies whose name contains this, such as 'sac__*' or Hopper."),
     ] = None,
-    jobs: Annotated[
+    workers: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", metavar="N", min=1, max=1024,
+        typer.Option("--workers", "-w", metavar="N", min=1, max=1024,
                      help="Studies to train at a time.  [default: as many as cores and memory allow]"),
     ] = None,
     minutes: Annotated[
@@ -65,10 +65,10 @@ def bench(
 
     rl-training bench classic --minutes 30
 
-    To continue after --minutes, Ctrl-C or a crash, run the same command again: each study goes on exactly where it
+    To continue after --minutes, Ctrl-C or a crash, run the same command again: each study continues exactly where it
     stopped, and complete ones are not repeated. With --cluster, studies are tasks of a Ray cluster, whose machines must
-    share the disk of --output-dir. Results of --set are not the suite's: they are written beside the runs.
-    Exit status 1: a study failed, or --strict and a bar is missed.
+    share the disk of --output-dir. Results with --set are not the suite's: they are written next to the runs.
+    Exit status 1: a study failed, or a bar was missed with --strict.
     """
     from rl_training.experiment.studies.suite import load_suite, suite_names
 
@@ -96,7 +96,7 @@ def bench(
         table = made.table()
     else:
         with display(made, not no_progress) as (planning, show):
-            table = made.run(jobs, minutes=minutes, on_event=show, on_plan=planning, cluster=cluster, gpus=gpus)
+            table = made.run(workers, minutes=minutes, on_event=show, on_plan=planning, cluster=cluster, gpus=gpus)
     if as_json:
         print_json(table)
     else:

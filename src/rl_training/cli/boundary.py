@@ -81,12 +81,13 @@ def run_app(app: typer.Typer, argv: list[str]) -> int:
 # Every command uses the first name of a row. The others are older names, and names that another command uses for the
 # same thing: they are understood everywhere and shown nowhere.
 _SAME = (
-    ("--checkpoint", "--run"),
+    ("--checkpoint", "--run", "--path"),
     ("--output-dir", "--output", "--video"),
     ("--output", "--output-dir"),
     ("--num-episodes", "--episodes"),
     ("--total-timesteps", "--timesteps", "--steps"),
     ("--env", "--env-id"),
+    ("--workers", "--jobs", "-j"),
 )
 
 
@@ -103,6 +104,8 @@ def _own_names(command: Any, argv: list[str]) -> list[str]:
     out = []
     for word in argv:
         name, equals, value = word.partition("=")
+        if word[:2] in names and not equals:  # a short option; its value may follow directly: -j4
+            name, equals, value = word[:2], "=" if word[2:] else "", word[2:]
         if name in names and names[name] in [w.partition("=")[0] for w in argv]:
             raise UserError(f"{name} and {names[name]} mean the same: give one of them")
         out.append(f"{names.get(name, name)}{equals}{value}")
@@ -154,7 +157,7 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return _fail(
             f"sys.exit({error.code!r}) was called in {_raised_in(error)}, so the command ended early{where}", 1
         )
-    return _fail(f"unexpected {describe(error)}{where}", 1)
+    return _fail(f"unexpected {describe(error)}, raised in {_raised_in(error)}{where}", 1)
 
 
 def _raised_in(error: BaseException) -> str:

@@ -12,6 +12,9 @@ from rl_training.cli.boundary import interruptible
 from rl_training.cli.output import lines, print_json
 from rl_training.errors import UserError
 
+_NEEDED = {"actors", "actors_replaced", "lost_steps", "unrolls_under_way", "learner_busy"}
+_REPLAY = {"replay_size", "shards_replaced", "lost_transitions"}
+
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at distributed runs.")
 
 
@@ -51,7 +54,7 @@ def status(
 
 def read_status(run: Path) -> dict[str, Any]:
     """The last metrics of the cluster in a run directory."""
-    from rl_training.experiment.run.metrics import read_metrics
+    from rl_training.experiment.run.metrics import is_finite, read_metrics
     from rl_training.experiment.run.run_dir import read_status as status_of
 
     if not (run / "metrics.jsonl").is_file():
@@ -59,10 +62,14 @@ def read_status(run: Path) -> dict[str, Any]:
     last = next((row for row in reversed(list(read_metrics(run))) if "cluster/actors" in row), None)
     if last is None:
         raise UserError(f"{run} has logged nothing about a cluster: the run is not distributed, or has just started")
-    own = {key.removeprefix("cluster/"): value for key, value in last.items() if key.startswith("cluster/")}
+    found = {key: value for key, value in last.items() if is_finite(value)}
+    own = {key.removeprefix("cluster/"): value for key, value in found.items() if key.startswith("cluster/")}
+    needed = _NEEDED | (_REPLAY if "cluster/replay_size" in last else set())
+    if "step" not in found or not needed <= own.keys():
+        raise UserError(f"{run / 'metrics.jsonl'} is damaged: its last line about the cluster is not complete")
     actors = {key.rpartition("/")[2]: value for key, value in own.items() if key.startswith("actor_fps/")}
     metrics = {key: value for key, value in own.items() if "/" not in key}
-    return {"run": str(run), "status": status_of(run), "step": last["step"], "metrics": metrics, "actors": actors}
+    return {"run": str(run), "status": status_of(run), "step": found["step"], "metrics": metrics, "actors": actors}
 
 
 app.command("status", short_help="Show actors, queues and learner of a run.")(interruptible(status))

@@ -25,7 +25,9 @@ def config(
     run: dict[str, Any],
     output_dir: o.OutputDir = None,
     defaults: o.Defaults = False,
-    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.yaml,
+    form: Annotated[Format, typer.Option("--format", hidden=True)] = Format.yaml,  # the older name of --json
+    allow_import: o.AllowImport = None,
+    as_json: o.Json = False,
 ) -> None:
     """Show the complete configuration of a run, including all defaults. The YAML output is a valid --config file."""
     algo, env = run["algo"], run["env_id"]
@@ -39,7 +41,7 @@ def config(
     from rl_training.experiment.run.environment import with_env
 
     chosen = with_env(chosen, None)[0].resolved()
-    if form is Format.json:
+    if as_json or form is Format.json:
         print_json(chosen.to_dict())
     else:
         print(as_yaml(chosen), end="")

@@ -39,7 +39,10 @@ def make(
         typer.Option("--level", metavar="NAME", help="random, medium, medium-replay, expert or medium-expert."),
     ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="random, policy or replay.")] = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="RUN", help="Run of the agent to use.")] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", "-p", metavar="PATH", help="Agent to use: checkpoint, RUN or RUN/best."),
+    ] = None,
     size: Annotated[
         int,
         typer.Option("--size", "-n", min=0, max=2**31 - 1, show_default=False, help="Transitions.  [default: 10000]"),
@@ -54,7 +57,7 @@ def make(
 
     rl-training dataset make --env Pendulum-v1 --level medium -n 20000 -o medium.npz
 
-    rl-training dataset make --kind policy --path runs/my_run -o mine.hdf5
+    rl-training dataset make --kind policy --checkpoint runs/my_run -o mine.hdf5
     """
     from rl_training.data.dataset_files import write_dataset
     from rl_training.data.levels import level_recipe
@@ -63,13 +66,22 @@ def make(
     _check_output(output, force)
     target = str(Path(output).absolute())  # an environment may change the directory
     if level is not None:
-        if kind is not None or path is not None or noise:
-            raise UserError("--level cannot be combined with --kind, --path or --noise: it chooses the agent itself")
+        if kind is not None or checkpoint is not None or noise:
+            raise UserError(
+                "--level cannot be combined with --kind, --checkpoint or --noise: it chooses the agent itself"
+            )
         if env is None:
             raise UserError("--level needs --env, such as --env Pendulum-v1")
         recipe = level_recipe(level, env, size, seed)
     else:
-        fields = {"kind": kind or "random", "path": path, "size": size, "seed": seed, "env_id": env, "noise": noise}
+        fields = {
+            "kind": kind or "random",
+            "path": checkpoint,
+            "size": size,
+            "seed": seed,
+            "env_id": env,
+            "noise": noise,
+        }
         recipe = {name: value for name, value in fields.items() if value is not None}
     dataset = load_transition_dataset(**recipe)
     write_dataset(dataset, target, env_id=env or "")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,17 +105,22 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
     """Evaluate with one environment at a time, shown in a window or recorded."""
     import numpy as np
 
+    from rl_training.envs.video import check_mode, recording, require_video
     from rl_training.experiment.run.stats import eval_summary
     from rl_training.ops.tree import tree_map
     from rl_training.runtime.evaluator import Evaluator
 
     mode = "human" if folder is None else "rgb_array"
     arguments = {**agent.config.env_arguments("evaluation"), "render_mode": mode}
-    _check_mode(agent, mode)
+    check_mode(agent.env, agent.config.env_arguments("evaluation"), mode)
+    if folder is not None:
+        require_video("--video")
     returns: list[list[float]] = []
     lengths: list[list[int]] = []
     for index, trained in enumerate(agent.seeds):
-        source = agent.env if folder is None else _recording_env(agent.env, folder, episodes, f"seed{trained}")
+        source = agent.env
+        if folder is not None:
+            source = recording(source, [folder / f"seed{trained}-episode-{k}.mp4" for k in range(episodes)])
         evaluator = Evaluator(
             agent.algorithm, source, [seed + trained], episodes, arguments, max_envs=1, deterministic=deterministic
         )
@@ -134,23 +137,3 @@ def _watch(agent: Agent, episodes: int, seed: int, folder: Path | None, determin
         lengths += result.lengths
     summary = eval_summary(list(agent.seeds), returns, lengths, bounds=agent.config.score_bounds())
     return {**summary, "std_return": float(np.std(list(itertools.chain(*returns))))}
-
-
-def _check_mode(agent: Agent, mode: str) -> None:
-    """Gymnasium would only log a warning, and nothing would be seen."""
-    from rl_training.envs.factory import make_env
-
-    with contextlib.closing(make_env(agent.env, agent.config.env_arguments("evaluation"))) as env:
-        modes = env.metadata.get("render_modes", ())
-    if mode not in modes:
-        has = f"only {', '.join(map(str, modes))}" if modes else "no pictures at all"
-        raise UserError(f"{agent.config.env_id} cannot be shown as '{mode}': it has {has}")
-
-
-def _recording_env(source: Any, folder: Path, episodes: int, prefix: str) -> Callable[..., Any]:
-    """A function that makes an environment which records its episodes in `folder`."""
-    from rl_training.envs.factory import make_env
-    from rl_training.envs.video import RecordEpisodes, require_video
-
-    require_video("--video")
-    return lambda **arguments: RecordEpisodes(make_env(source, arguments), folder, prefix, episodes)

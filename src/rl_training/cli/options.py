@@ -12,7 +12,7 @@ import typer
 
 from rl_training.cli.boundary import tell
 from rl_training.errors import UserError, did_you_mean
-from rl_training.imports import allow_import, allow_imports_in
+from rl_training.imports import allow_address, allow_import, allow_imports_in
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.config import TrainConfig
@@ -48,6 +48,13 @@ def typed(value: Any) -> Any:
     """Callback of options that may name a module, `module:Env-v0`: what the person typed may be imported."""
     allow_imports_in(value)
     return value
+
+
+def typed_address(address: str | None) -> str | None:
+    """Callback of --cluster: an address that the person typed may be joined."""
+    if address is not None:
+        allow_address(address)
+    return address
 
 
 def allow(names: Any) -> Any:
@@ -104,9 +111,10 @@ Defaults = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="local|ADDRESS", help="Distribute with Ray: start it here, or join a cluster (host:port)."
+        "--cluster", metavar="local|ADDRESS", callback=typed_address,
+        help="Distribute with Ray: start it here, or join a cluster (host:port).",
     ),
-]
+]  # fmt: skip
 GpusPerTrial = Annotated[
     float, typer.Option("--gpus-per-trial", metavar="N", min=0.0, help="With --cluster; fractions are allowed.")
 ]
@@ -195,11 +203,11 @@ def parse_settings(pairs: Sequence[str], algo: Any) -> dict[str, Any]:
         value = (
             text if path[0] in ("tags", "algo", "env_id", "output_dir", "device") else read_value(text, ".".join(path))
         )
-        allow_imports_in(value)
         if path == ["seeds"] and isinstance(value, str | int):
             value = parse_seeds(text)
         for part in reversed(path[1:]):
             value = {part: value}
+        allow_imports_in({path[0]: value})
         out = merge(out, {path[0]: value})
     return out
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.cli.boundary import PROGRAM, answer, tell
 from rl_training.errors import printable
-from rl_training.imports import allowed_imports
+from rl_training.imports import HERE, allowed_imports
 
 if TYPE_CHECKING:
     from rl_training.experiment.run.result import TrainResult
@@ -74,7 +74,7 @@ def show_result(result: TrainResult, as_json: bool) -> int:
     pace = f"{summary['env_steps']:,} in {summary['wall_time_s']:,.1f} s ({summary['steps_per_second']:,.0f}/s)"
     rows += [("steps", pace), ("run directory", run)]
     named = named_modules(summary["env_id"])
-    resume = command("resume", "--checkpoint", run, *named)
+    resume = command("resume", "--checkpoint", run, *named, *_address(summary))
     if result.signal is None:
         rows.append(("evaluate", command("eval", "--checkpoint", run, "--num-episodes", "20", *named)))
         rows.append(("train longer", f"{resume} --total-timesteps N" if result.status == "completed" else resume))
@@ -90,6 +90,12 @@ def named_modules(env_id: str) -> list[str]:
     module = env_id.rpartition(":")[0]
     others = [name for name in allowed_imports() if name != module]
     return [*(["--env", env_id] if module else []), *(word for name in others for word in ("--allow-import", name))]
+
+
+def _address(summary: dict[str, Any]) -> list[str]:
+    """Options for the next command: a cluster that only the checkpoint names is not joined."""
+    address = summary.get("cluster", "local")
+    return [] if address in HERE else ["--cluster", address]
 
 
 def _short(path: Path) -> str:

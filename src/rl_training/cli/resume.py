@@ -31,10 +31,10 @@ def resume(
 ) -> None:
     """Continue a run exactly where it stopped. Use --total-timesteps to train longer than planned.
 
-    A distributed run starts or joins the cluster it was on; use --cluster if that has another address now.
+    A distributed run starts Ray on this machine as it did before; type --cluster to join one at an address.
     """
     if (checkpoint is None) == (run is None):
-        raise UserError("say what to continue: --checkpoint PATH, or --run DIR for its latest checkpoint; not both")
+        raise UserError("say once what to continue, with --checkpoint PATH: a run directory or one of its checkpoints")
     from rl_training.experiment.run.trainer import Trainer
 
     try:

@@ -35,7 +35,7 @@ def train(
 
     rl-training train --config impala/cartpole --cluster local --set cluster.actors=8
 
-    With --algo and --env, settings that are not given come from the packaged preset for the two, if there is one.
+    With --algo and --env, settings that are not given come from the packaged preset for that pair, if there is one.
     """
     chosen = o.build_config(
         **run, output_dir=output_dir, trackers=track or None, init_from=init_from, tuned=not defaults, cluster=cluster

@@ -105,7 +105,7 @@ class RolloutActor:
         return steps, episodes
 
     def result(self) -> Any:
-        """What is sent of a full unroll: here the transitions."""
+        """What is sent for a full unroll: here the transitions."""
         data = self.learner.tree["data"]
         return pack({name: x[0].cpu().numpy() for name, x in tree_items(data) if name != "count"}, self.length)
 
@@ -131,7 +131,7 @@ class GradientActor(RolloutActor):
 
 
 def weights_of(train: Any) -> Arrays:
-    """What acting needs of a training state."""
+    """The part of a training state that acting needs."""
     parts = {"params": train.params, "extra": train.extra}
     return {name: x.detach().cpu().numpy().copy() for name, x in tree_items(parts)}
 
@@ -149,7 +149,7 @@ def pack(columns: Arrays, length: int) -> Arrays:
 
 
 def unpack(columns: Arrays, length: int) -> Arrays:
-    """The columns as they were before `pack`."""
+    """Undo `pack`."""
     ends, out = _ends(columns, length), dict(columns)
     for name, sent in columns.items():
         part, _, rest = name.partition(".")

@@ -18,7 +18,7 @@ _SETTINGS = 4  # type of the frame that a server answers with
 
 
 def require_ray() -> Any:
-    """The module, or a sentence that says what to install."""
+    """The module `ray`; UserError says what to install."""
     if find_spec("ray") is None:
         raise UserError("a cluster needs Ray, which is not installed: pip install 'rl-training[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -33,7 +33,7 @@ class Connection:
     def __init__(
         self, address: str, cpus: float, gpus: float = 0.0, lower: str = "cluster.actors or cluster.{unit}s_per_actor"
     ) -> None:
-        """`cpus`, `gpus`: what the run reserves in all; `lower`: what to lower where the cluster has less."""
+        """`cpus`, `gpus`: what the run reserves in total. `lower`: the setting to lower if the cluster has less."""
         self.ray = ray = require_ray()
         self.started = not ray.is_initialized()
         self._actors: list[Any] = []
@@ -70,7 +70,7 @@ class Connection:
                 )
 
     def actor(self, kind: type[Any], *arguments: Any, cpus: float = 1.0, gpus: float = 0.0) -> Any:
-        """Start a class as an actor. Nothing is restarted by itself: the owner decides what a new one begins with."""
+        """Start a class as an actor. Ray restarts nothing by itself: the owner decides how a new actor starts."""
         remote = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
         handle = remote.remote(*arguments)
         self._actors.append(handle)

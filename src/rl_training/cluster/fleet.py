@@ -1,7 +1,7 @@
-"""All rollout actors as the driver sees them: unrolls under way, failures, replacements, and what to report.
+"""All rollout actors as the driver sees them: unrolls in flight, failures, replacements, and metrics.
 
-Each actor has at most `queue` unrolls under way. The next one is ordered, with the newest parameters, when the driver
-takes one: so an actor never runs further ahead, and a slow one keeps nobody waiting.
+Each actor has at most `queue` unrolls in flight. When the driver takes one, it requests the next one with the newest
+parameters. So an actor never runs further ahead, and a slow actor delays no other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 class Fleet(ActorEnvs):
-    """In the place of a vector environment. It cannot be stepped: `next` returns whole unrolls."""
+    """Takes the place of a vector environment, but cannot be stepped: `next` returns whole unrolls."""
 
     kind: type[RolloutActor] = RolloutActor
 
@@ -57,7 +57,7 @@ class Fleet(ActorEnvs):
         self._weights: Any = None  # of version `_sent`, or a reference to them
 
     def launch(self, policy: PolicyOrder, length: int, others: int) -> Connection:
-        """Connect. Actors start when the first unroll is ordered; `others`: processes that the loop will start."""
+        """Connect. Actors start with the first request; `others`: processes that the loop will start."""
         self.policy, self.length = policy, length
         return self.connect(others)
 
@@ -69,7 +69,7 @@ class Fleet(ActorEnvs):
         self._train = train
 
     def request(self, k: int, env_steps: int, *, random: bool, queue: int) -> None:
-        """Order unrolls of an actor until `queue` are under way."""
+        """Request unrolls from an actor until `queue` are in flight."""
         if self._sent != self.version:
             weights = weights_of(self._train)
             small = sum(x.nbytes for x in weights.values()) <= _INLINE
@@ -147,7 +147,7 @@ class Fleet(ActorEnvs):
         self.end(k, reason, f", at most {steps} steps are lost")
 
     def metrics(self) -> dict[str, float]:
-        """What the cluster does, for the log."""
+        """Metrics of the cluster for the log."""
         speeds = [speed for speed in self._speed if speed]
         elapsed = max(time.monotonic() - self._since, 1e-9)
         busy = 1.0 - self.waited / elapsed

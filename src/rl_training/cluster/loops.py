@@ -146,7 +146,7 @@ class AsyncRolloutLoop(RolloutLoop):
 
 
 class GradientLoop(RolloutLoop):
-    """Actors send gradients, which the driver applies as they come, however old they are (A3C)."""
+    """Actors send gradients, which the driver applies as they arrive, however old they are (A3C)."""
 
     asynchronous = True
     kind = GradientActor
@@ -178,7 +178,7 @@ class GradientLoop(RolloutLoop):
         return metrics, len(unrolls)
 
     def _received(self, outcomes: Iterator[Any], compute: Callable[[], Outcome]) -> Outcome:
-        """What the actor has computed, in the place of a gradient of the driver's own."""
+        """The gradient that the actor has computed; the driver computes none."""
         value, aux, grads = tree_map(lambda x: torch.tensor(x, device=self.learner.device), next(outcomes))
         return value, aux, grads
 

@@ -37,7 +37,7 @@ def cluster_loop(settings: ClusterSettings, algo: str, loop: str, hyper: Any) ->
 
 
 def cluster_execution(settings: ClusterSettings, algo: str, requested: str) -> str:
-    """Gradients are exchanged between processes by a call that a recording or a graph would leave out."""
+    """Gradients are exchanged between processes by a call that a recording or a graph would not contain."""
     if settings.learners == 1 and algo not in SENDS_GRADIENTS:
         return requested
     if requested not in ("auto", "eager"):

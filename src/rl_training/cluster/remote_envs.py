@@ -23,6 +23,7 @@ from rl_training.envs.sync import SyncVectorEnv, copy_rows
 from rl_training.envs.vector import EnvError, EnvState, Episode, Restored, Step, VectorEnv
 from rl_training.envs.workers import AsyncVectorEnv
 from rl_training.errors import UserError
+from rl_training.imports import check_address
 from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource
 
@@ -105,7 +106,8 @@ class ActorEnvs(VectorEnv):
         self._actors: list[Any] = [None] * settings.actors
 
     def connect(self, others: int = 0) -> Connection:
-        """Reserve the actors, and one CPU for each of `others`, which somebody else starts."""
+        """Reserve the actors, and one CPU for each of `others`, which are started elsewhere."""
+        check_address(self.settings.address)
         count, cpus, gpus = self.settings.actors, self.settings.cpus_per_actor, self.settings.gpus_per_actor
         self.connection = Connection(self.settings.address, count * cpus + others, count * gpus)
         self.ray = self.connection.ray
@@ -117,7 +119,7 @@ class ActorEnvs(VectorEnv):
         self._actors[k] = self.connection.actor(kind, *arguments, cpus=cpus, gpus=gpus)
 
     def first_env(self, k: int) -> int:
-        """The number of an actor's first environment, which a replaced actor had not."""
+        """The number of an actor's first environment; a replacement gets new numbers."""
         return k * self.each + self.generations[k] * self.num_envs
 
     def end(self, k: int, reason: str, lost: str = "") -> None:
@@ -254,7 +256,7 @@ class RemoteEnvs(ActorEnvs):
 
 
 def _write(target: Any, rows: slice, part: Any) -> None:
-    """Write the rows that one actor has answered for."""
+    """Write the rows of one actor's answer."""
     tree_map(lambda whole, own: np.copyto(whole[rows], own), target, part)
 
 

@@ -10,7 +10,7 @@ from rl_training.errors import UserError, explain
 
 
 class ClusterSettings(BaseModel):
-    """How a run is distributed. Environments and their actors are many; the learner's process is the driver."""
+    """How a run is distributed over rollout actors and the driver, the process that learns."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class ClusterSettings(BaseModel):
     unroll_length: int = Field(20, ge=1, le=4096)
     """Steps of each environment in one message to the replay; on-policy algorithms use n_steps."""
     queue: int = Field(2, ge=1, le=64)
-    """Unrolls of an actor that may be under way or waiting. More hide the network; fewer keep the policy fresh."""
+    """Unrolls of an actor that may be in flight or waiting. More of them hide latency; fewer keep the policy fresh."""
     timeout: float = Field(60.0, gt=0.0)
     """Seconds without an answer after which an actor counts as stuck and is replaced."""
     cpus_per_actor: float = Field(1.0, ge=0.0)
@@ -63,7 +63,7 @@ class ClusterSettings(BaseModel):
 
 
 def distributed(settings: ClusterSettings, hyper: dict[str, Any]) -> dict[str, Any]:
-    """An algorithm's settings in a distributed run: actors really lag, so a lag must not be imitated as well."""
+    """An algorithm's settings in a distributed run. Actors really lag, so a lag must not be simulated as well."""
     if settings.synchronous or "policy_lag" not in hyper:
         return hyper
     return {**hyper, "policy_lag": 0, "store_log_probs": True}

@@ -148,7 +148,7 @@ class Shards:
             self._replace(k, generation)
 
     def _replace(self, k: int, generation: int) -> None:
-        """Start an empty shard in the place of one that died."""
+        """Replace a shard that died by an empty one."""
         if generation != self.generations[k]:
             return
         log.warning("replay shard %d is replaced: %d stored transitions are lost", k, self.stored[k])
@@ -160,7 +160,7 @@ class Shards:
         self.handles[k] = self._launch(k)
 
     def prefetch(self, batch_size: int, progress: float, least: int) -> None:
-        """Keep requests under way, shard after shard. `least`: transitions a shard must have to be sampled."""
+        """Keep requests in flight, shard after shard. `least`: transitions that a shard needs before it is sampled."""
         ready = [k for k in range(self.count) if self.stored[k] >= least]
         while ready and len(self._requests) < AHEAD:
             k = ready[self._turn % len(ready)]

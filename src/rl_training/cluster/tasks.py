@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from rl_training.cluster.connection import Connection
-from rl_training.imports import allow_import, allowed_imports
+from rl_training.imports import allow_again, allowances
 from rl_training.registry import resolve
 
 _GRACE = 60.0  # seconds for interrupted tasks to save their runs
@@ -28,8 +28,7 @@ def run_job(job: dict[str, Any]) -> int:
     try:
         for target in (1, 2):
             os.dup2(log, target)
-        for name in job["allow"]:
-            allow_import(name)
+        allow_again(job["allow"])
         resolve(job["target"])(*job["arguments"])
         return 0
     except BaseException:
@@ -49,7 +48,7 @@ class ClusterWorkers:
     """Runs jobs as tasks. Ray chooses the machine; a lost task is reported, and its owner decides what to do."""
 
     def __init__(self, address: str, workers: int, gpus: float = 0.0) -> None:
-        """`gpus`: of each job; fractions are allowed."""
+        """`gpus` for each job; fractions are allowed."""
         self.connection = Connection(address, min(workers, 2), gpus, lower="--workers or --gpus-per-trial")
         self.ray = self.connection.ray
         # A process of its own for each job, like a forked worker; retries are the caller's business.
@@ -57,7 +56,7 @@ class ClusterWorkers:
         self._running: dict[Any, str] = {}
 
     def send(self, job: dict[str, Any]) -> None:
-        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowed_imports()})] = job["id"]
+        self._running[self._task.remote({**job, "directory": os.getcwd(), "allow": allowances()})] = job["id"]
 
     def ended(self, timeout: float | None = None) -> tuple[str, int | None] | None:
         """Wait for a job to end: its id and exit status, which is None if its process or machine was lost. None if no

@@ -2,10 +2,10 @@
 read, so that a stored row keeps the goal it was collected with and every draw can get another one.
 
 Of every n_sampled_goal + 1 rows of a batch exactly one keeps its goal; the others pretend that a goal achieved in the
-same episode was the desired one, and their rewards are computed anew. Storage remembers the episode of each row and the
+same episode was the desired one, and their rewards are recomputed. Storage remembers the episode of each row and the
 last row of each episode, so drawing a goal costs two look-ups, whatever the length of episodes.
 
-Whether a row with a replaced goal ends its episode is computed anew too, where it can be known: by the environment's
+Whether a row with a replaced goal ends its episode is recomputed too, where it can be known: by the environment's
 `compute_terminated` (Gymnasium-Robotics), or from the reward if `terminate_at_goal` says so. A row that ended for
 another reason (its own goal was not reached) still ends. Where a row ended because of its own goal, the data ends but
 the episode does not: it is read as a truncation.
@@ -220,7 +220,7 @@ def make_hindsight(
     if options.distance_threshold is None:
         if compute_reward is None:
             raise UserError(
-                f"{owner} with her must compute rewards for other goals: {env_id} has no method"
+                f"{owner} with her needs the rewards of other goals: {env_id} has no method"
                 " compute_reward(achieved_goal, desired_goal, info); give her.distance_threshold if its reward is 0"
                 " near the goal and -1 elsewhere"
             )

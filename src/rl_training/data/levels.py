@@ -55,7 +55,7 @@ def level_recipe(level: str, env_id: str, size: int = 0, seed: int = 0) -> dict[
     if env_id not in TEACHERS:
         raise UserError(
             f"no agent is known for the level '{level}' of {env_id} (known: {', '.join(TEACHERS)});"
-            " train one and use --kind policy --path RUN"
+            " train one and use --kind policy --checkpoint RUN"
         )
     teacher = TEACHERS[env_id]
     expert = {"preset": teacher.preset, "seed": seed}

@@ -143,7 +143,7 @@ class PrioritizedReplay(Replay):
     """Proportional prioritisation (Schaul et al. 2016): P(i) = p_i^alpha / sum, weights (N P(i))^-beta / max.
 
     The sum tree has two levels: priorities, and the sum of each block of about sqrt(rows). Both levels are searched by
-    cumulative sums and a touched block is summed anew, so that there are few operations, all batched, and no drift.
+    cumulative sums and a touched block is summed again, so that there are few operations, all batched, and no drift.
     """
 
     def __init__(

@@ -98,8 +98,9 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
 class Storage:
     """A ring of `rows` transitions for each of N environments; every environment has its own write position.
 
-    A row that is no transition (`advance` False) is written but not counted: the next one overwrites it. One spare row
-    takes it, so that nothing valid is lost. With `rows` exactly filled and read whole, the same class is the rollout.
+    A row that is not a transition (`advance` False) is written but not counted: the next one overwrites it. One spare
+    row takes it, so that nothing valid is lost. With `rows` exactly filled and read whole, the same class is the
+    rollout.
     """
 
     def __init__(self, columns: Columns, rows: int, num_envs: int, *, ring: bool = True) -> None:

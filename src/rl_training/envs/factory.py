@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from rl_training.envs.atari import register_atari
 from rl_training.envs.dm_control import register_dm_control
-from rl_training.envs.exploration import register_exploration_tasks
+from rl_training.envs.exploration_tasks import register_exploration_tasks
 from rl_training.envs.goal import register_goals
 from rl_training.envs.packages import register_package
 from rl_training.envs.partial import register_memory_tasks

@@ -112,8 +112,10 @@ class GivenEnv:
             functions, mode = env.env_fns, env.metadata["autoreset_mode"]
             yield lambda **_: SyncVectorEnv(functions, autoreset_mode=mode)
         elif spec is not None:
-            make: Any = gym.make_vec if isinstance(env, VectorEnv) else partial(gym.make, disable_env_checker=True)
-            yield lambda **_: make(spec)
+            if isinstance(env, VectorEnv):
+                yield lambda **_: gym.make_vec(spec)
+            else:
+                yield partial(_like_spec, spec)
         original: list[Any] = []  # copied once, before training: it must not show in later copies
 
         def duplicate(**_: Any) -> Any:
@@ -231,6 +233,12 @@ def read_spaces(
         if masks and (length := info_mask_length(env)):
             env = InfoMask(env, length)
         return Spaces(env.observation_space, env.action_space)
+
+
+def _like_spec(spec: GymSpec, render_mode: str | None = None, **_: Any) -> gym.Env[Any, Any]:
+    """An environment as the spec says, with another render mode if one is given."""
+    mode: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    return gym.make(spec, disable_env_checker=True, **mode)
 
 
 def _is_like(made: Any, env: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Packages whose environments are found by their ids alone: the package is imported when an id of its form is used."""
+"""Packages that are imported when one of their environment ids is used."""
 
 from __future__ import annotations
 

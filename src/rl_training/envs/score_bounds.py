@@ -25,7 +25,7 @@ _PER_EPISODE = {
 
 
 def score_bounds(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """Bounds of the return; infinite where they are not known, or where arguments may change the rewards."""
+    """Bounds of the return; infinite if they are not known or if arguments may change the rewards."""
     arguments = env_kwargs or {}
     if any("reward" in name for name in arguments):
         return UNKNOWN

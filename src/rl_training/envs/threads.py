@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
 
     def tell(self, action: Any) -> Any:
-        """In place of the step, whose action it has had already."""
+        """Replaces the step, whose action it has already received."""
         if self.error is not None:
             raise self.error
         return self.result

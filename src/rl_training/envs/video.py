@@ -1,17 +1,23 @@
-"""Videos: a file that frames are appended to, and a wrapper that records episodes from first to last observation."""
+"""Videos: a file that frames are appended to, a wrapper that records episodes from first to last observation, and what
+an environment must be able to do for it."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from rl_training.errors import UserError
-from rl_training.spec import Array
+from rl_training.envs.factory import env_name, make_env
+from rl_training.errors import UserError, describe
+from rl_training.spec import Array, EnvSource
 
 
 def can_write_video() -> bool:
@@ -34,7 +40,8 @@ class VideoFile:
     def append(self, frame: Array) -> None:
         import imageio_ffmpeg
 
-        frame = np.ascontiguousarray(frame, np.uint8)  # [H, W, 3]
+        even = ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0))  # sizes must be, for the encoder
+        frame = np.ascontiguousarray(np.pad(frame, even, mode="edge"), np.uint8)  # [H, W, 3]
         if self._encoder is None:
             height, width = frame.shape[:2]
             self._encoder = imageio_ffmpeg.write_frames(
@@ -53,23 +60,23 @@ class VideoFile:
 
 
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Records the first `episodes` episodes as `PREFIX-episode-K.mp4`, each with one frame more than it has steps.
+    """Records the first episodes, one into each of `files`, each with one frame more than it has steps.
 
     An episode without steps, such as a reset that only reads the spaces, is not recorded.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], folder: Path, prefix: str, episodes: int) -> None:
+    def __init__(self, env: gym.Env[Any, Any], files: Sequence[Path]) -> None:
         super().__init__(env)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._prefix, self._missing = folder, prefix, episodes
-        self._recorded = 0
+        for path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._left = list(files)
         self._first: Array | None = None  # the frame of the reset, until the first step
         self._file: VideoFile | None = None
 
     def reset(self, **arguments: Any) -> Any:
         self._finish()
         result = self.env.reset(**arguments)
-        if self._recorded < self._missing:
+        if self._left:
             self._first = self._frame()
         return result
 
@@ -77,10 +84,9 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         if self._first is not None:
             fps = float(self.metadata.get("render_fps") or 30)
-            self._file = VideoFile(self._folder / f"{self._prefix}-episode-{self._recorded}.mp4", fps)
+            self._file = VideoFile(self._left.pop(0), fps)
             self._file.append(self._first)
             self._first = None
-            self._recorded += 1
         if self._file is not None:
             self._file.append(self._frame())
             if result[2] or result[3]:
@@ -92,13 +98,70 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         super().close()
 
     def _frame(self) -> Array:
-        frame: Any = self.env.render()
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-            raise UserError(f"{self.env} cannot be recorded: render() returned {type(frame).__name__}, not an image")
-        return frame
+        return _picture(self.env)
 
     def _finish(self) -> None:
         self._first = None
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def recording(source: EnvSource, files: Sequence[Path]) -> Callable[..., gym.Env[Any, Any]]:
+    """A function that makes an environment which records its first episodes in `files`."""
+    _draw_without_display()
+    return lambda **arguments: RecordEpisodes(make_env(source, arguments), files)
+
+
+def check_mode(source: EnvSource, arguments: dict[str, Any], mode: str) -> None:
+    """Raise UserError if the environment does not have the render mode: Gymnasium would only log a warning."""
+    with closing(make_env(source, arguments)) as env:
+        modes = env.metadata.get("render_modes") or ()
+    if mode not in modes:
+        has = f"only {', '.join(map(str, modes))}" if modes else "no pictures at all"
+        raise UserError(f"{env_name(source)} cannot be shown as '{mode}': it has {has}")
+
+
+def picture_arguments(source: EnvSource, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which the environment renders pictures, after one has been made and rendered.
+
+    A function without the argument `render_mode` has to choose the mode itself.
+    """
+    wanted = {**arguments, "render_mode": "rgb_array"}
+    if not callable(source) or _takes(source, wanted):
+        check_mode(source, arguments, "rgb_array")
+        arguments = wanted
+    _draw_without_display()
+    with closing(make_env(source, arguments)) as env:
+        try:
+            env.reset(seed=0)
+            _picture(env)
+        except UserError:
+            raise
+        except Exception as error:  # of the environment, or of the graphics library below it
+            raise UserError(f"{env_name(source)} cannot be recorded: {describe(error)}") from error
+    return arguments
+
+
+def _draw_without_display() -> None:
+    """Tell SDL, which draws the classic tasks, not to look for a display where there is none: it prints an error."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def _takes(function: Any, arguments: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _picture(env: gym.Env[Any, Any]) -> Array:
+    frame: Any = env.render()
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise UserError(
+            f"{env} cannot be recorded: render() returned {type(frame).__name__}, not an image"
+            " (make it with render_mode='rgb_array')"
+        )
+    return frame

@@ -124,12 +124,13 @@ class _Worker:
         self.process: Any = None
 
     def launch(self, ctx: Any, *args: Any) -> None:
-        self.conn, theirs = ctx.Pipe()
-        self.process = ctx.Process(target=_run_worker, args=(theirs, *args), daemon=True)
         resource_tracker.ensure_running()  # its start would unblock the signal
+        ours, theirs = ctx.Pipe()
+        process = ctx.Process(target=_run_worker, args=(theirs, *args), daemon=True)
         blocked = _set_sigint_blocked(True)  # a new process inherits this: Ctrl-C would end it with a traceback
         try:
-            self.process.start()
+            process.start()
+            self.conn, self.process = ours, process  # only now: a process that was not started cannot be joined
         finally:
             _set_sigint_blocked(blocked)
         theirs.close()  # so that we read end-of-file when the worker dies

@@ -11,7 +11,7 @@ import gymnasium as gym
 from rl_training.envs.factory import env_name, make_env
 from rl_training.envs.given import VectorSource
 from rl_training.errors import UserError
-from rl_training.imports import import_named
+from rl_training.imports import check_arguments, import_named
 from rl_training.spec import EnvSource
 
 
@@ -33,7 +33,7 @@ class WrappedEnv:
             try:
                 wrapped = make(env, **kwargs)
             except TypeError as error:
-                raise UserError(f"env_wrappers: {name} does not take (env, {_shown(kwargs)}): {error}") from None
+                raise UserError(f"env_wrappers: {name} does not take ({_shown(kwargs)}): {error}") from None
             if not isinstance(wrapped, gym.Env):
                 returned = type(wrapped).__name__
                 raise UserError(f"env_wrappers: {name} must return an environment; it returned {returned}")
@@ -52,7 +52,7 @@ def wrapped(source: EnvSource, wrappers: Sequence[str | Mapping[str, Any]], vect
 
 
 def check_wrapper(entry: Any) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of an entry of `env_wrappers`; ValueError if it is none."""
+    """The name and arguments of an entry of `env_wrappers`; ValueError if the entry is invalid."""
     fields = {"wrapper": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not set(fields) <= {"wrapper", "kwargs"}:
         raise ValueError("write each wrapper as module:Wrapper, or as {wrapper: module:Wrapper, kwargs: {...}}")
@@ -66,6 +66,7 @@ def check_wrapper(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _load(entry: str | Mapping[str, Any]) -> NamedWrapper:
     name, kwargs = check_wrapper(entry)
+    check_arguments(kwargs, "env_wrappers.kwargs")
     module, _, attribute = name.partition(":")
     try:
         found: Any = import_named(module, f"the wrapper '{name}'")
@@ -81,4 +82,4 @@ def _load(entry: str | Mapping[str, Any]) -> NamedWrapper:
 
 
 def _shown(kwargs: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in kwargs.items())[:200]
+    return ", ".join(["env", *(f"{key}={value!r}" for key, value in kwargs.items())])[:200]

@@ -18,7 +18,7 @@ GAIN = math.sqrt(2.0)
 
 
 def encoder(spec: EnvSpec, hidden_sizes: Sequence[int], features: int) -> nn.Sequential:
-    """Hidden layers (convolutions for images) and a linear layer: `features` numbers of an observation."""
+    """Hidden layers (convolutions for images) and a linear layer that gives `features` numbers per observation."""
     network, size = torso(spec, hidden_sizes, "relu", GAIN)
     return nn.Sequential(network, orthogonal(nn.Linear(size, features), GAIN))
 

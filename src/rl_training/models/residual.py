@@ -26,7 +26,7 @@ def check_network(network: Network, sizes: Sequence[int], **options: bool) -> No
     """Raise UserError for sizes and options that a network cannot have."""
     asked = [name for name, wanted in options.items() if wanted]
     if network != "mlp" and asked:
-        raise UserError(f"{asked[0]} does not go with network: {network}, which has its own layers: switch it off")
+        raise UserError(f"{asked[0]} cannot be combined with network: {network}, which has its own layers")
     if network != "mlp" and len({*sizes}) != 1:
         raise UserError(
             f"network: {network} needs one width for each block, all the same, such as [512, 512]; got {list(sizes)}"

@@ -29,7 +29,7 @@ class LatentEncoder(nn.Module):
         super().__init__()
         seen = spec.observation
         if isinstance(seen, dict) or spec.features is not None:
-            raise UserError(f"a latent is made of one image or one vector, by our own layers; {spec.env_id} has {seen}")
+            raise UserError(f"the encoder needs one image or one vector, and no features; {spec.env_id} has {seen}")
         self.image = image_network(seen.shape, 0, None, cnn, width) if seen.is_image else None
         self.vector = None if seen.is_image else mlp(spec.obs_dim, hidden_sizes, activation)
         zeros = torch.zeros(1, *seen.shape)
@@ -98,7 +98,7 @@ class SelfPredictiveQNetwork(C51QNetwork):
         return logits, torch.stack(predictions, 1)
 
     def latents(self, obs: Tensor) -> Tensor:
-        """[B, C, H, W], or [B, D] for vectors."""
+        """Latents of images [B, C, H, W], or of vectors [B, D]."""
         latent: Tensor = self.layers[0](obs)
         return latent
 

@@ -85,7 +85,7 @@ class _Choices(Distribution):
 
     @abstractmethod
     def log_probs(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probabilities of all alternatives, in the place of their logits."""
+        """Log-probabilities of all alternatives, instead of their logits."""
 
     def sample(self, out: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
         # Gumbel-max: argmax(logits + g) ~ softmax(logits). Masking after adding noise rules out forbidden actions.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +53,15 @@ class Capability:
         return found
 
 
+def either(*names: str) -> str:
+    """The first of several names that this version of torch has, because a name may move; otherwise the last."""
+    for name in names[:-1]:
+        with suppress(Exception):
+            pkgutil.resolve_name(name)
+            return name
+    return names[-1]
+
+
 transforms = Capability(
     "gradients are computed by functional transforms, which are slower in eager mode",
     is_wrapped="torch:_C._functorch.is_functorch_wrapped_tensor",
@@ -71,7 +80,7 @@ fake_tensors = Capability(
 tracing_flag = Capability(
     "functions with compiled pieces are not recorded",
     tracer="torch.fx._symbolic_trace",
-    flag="torch.fx._symbolic_trace:_is_fx_tracing_flag",
+    flag=either("torch.fx._symbolic_trace:_is_fx_tracing_context", "torch.fx._symbolic_trace:_is_fx_tracing_flag"),
 )
 inductor_options = Capability(
     "graphs are compiled with inductor's default options", list_options="torch._inductor:list_options"
@@ -155,8 +164,9 @@ def shared_fake_mode() -> AbstractContextManager[Any]:
 def outside_tracing() -> Iterator[None]:
     """Dynamo refuses to run while its caller is being traced, unless the tracing flag is cleared first."""
     names = tracing_flag.find()
-    if names is None:
-        yield
+    if names is None or callable(names.flag):  # a context since torch 2.15, where each thread has its own flag
+        with nullcontext() if names is None else names.flag(False):
+            yield
         return
     before, names.tracer._is_fx_tracing_flag = names.tracer._is_fx_tracing_flag, False
     try:
@@ -174,6 +184,16 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options.keys() - set(known):
         warn_once(f"graphs are compiled without the option {name}", "unknown to inductor")
     return {name: value for name, value in options.items() if name in known}
+
+
+def without_shim_warnings() -> None:
+    """Stop inductor from logging a warning for each operation that its C++ code calls through Python, such as those of
+    linear algebra in `acktr`: the result is the same, and there is nothing that a user could do."""
+    logging.getLogger("torch._inductor.ir").addFilter(_is_no_shim_warning)
+
+
+def _is_no_shim_warning(record: logging.LogRecord) -> bool:
+    return "missing a c-shim implementation" not in record.getMessage()
 
 
 def is_compiler_error(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rl_training.errors import UserError
+from rl_training.errors import MismatchError
 
 T = TypeVar("T")
 
@@ -76,11 +76,11 @@ def fill(tree: Any, tensors: dict[str, Tensor], prefix: str, envs: int | None = 
             leaf = torch.unflatten(leaf, 1, (envs, -1))[:, :, : saved.shape[2]]
         if saved is None or saved.shape != leaf.shape:
             found = f"has shape {tuple(saved.shape)}" if saved is not None else "is missing"
-            raise UserError(
+            raise MismatchError(
                 f"the checkpoint does not fit this configuration: {name} {found}, expected {tuple(leaf.shape)}"
             )
         if saved.dtype != leaf.dtype:
-            raise UserError(
+            raise MismatchError(
                 f"the checkpoint does not fit this configuration: {name} has the type {saved.dtype}, not {leaf.dtype}"
             )
         leaf.copy_(saved)

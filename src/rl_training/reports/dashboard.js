@@ -1,6 +1,9 @@
 "use strict";
 // One page: the list of runs on the left, what is selected on the right. The server is asked for news every second.
-const NAMES = { "eval/mean_reward": "evaluation return", "rollout/ep_rew_mean": "training return" };
+const NAMES = {
+  "eval/mean_reward": "evaluation return", "rollout/ep_rew_mean": "training return", "time/fps": "steps per second",
+  "time/cpu_cores": "CPU cores in use", "time/memory_gib": "memory, GiB", "time/gpu_memory_gib": "GPU memory, GiB",
+};
 const PLOTS = ["eval/mean_reward", "rollout/ep_rew_mean", "train/loss", "time/fps"];
 const COLUMNS = [["run", "Run"], ["score", "Return"], ["progress", "Progress"], ["speed", "Steps/s"]];
 const TABS = ["Curves", "Settings", "Media", "Files"];
@@ -112,7 +115,7 @@ function showRows() {
     const status = make("span", { className: "status", textContent: run.silent ? `${run.status}, silent for ${duration(run.silent)}` : run.status });
     status.dataset.status = run.status;
     const seeds = run.seeds.length === 1 ? `seed ${run.seeds[0]}` : `${run.seeds.length} seeds`;
-    const name = make("td", { className: "run", title: run.name }, make("b", {}, make("span", { className: "swatch" }), `${run.algo} · ${run.env}`), make("small", { textContent: `${seeds} · ` }), status);
+    const name = make("td", { className: "run", title: run.name }, make("b", {}, make("span", { className: "swatch" }), `${run.algo} · ${run.env}`), make("small", { textContent: `${seeds} · ` }), status, make("small", { textContent: run.status === "running" ? useText(run.use) : "" }));
     const part = run.total ? Math.min(1, run.step / run.total) : 0;
     const meter = make("span", { className: "meter" }, make("i"));
     meter.firstChild.style.width = `${100 * part}%`;
@@ -121,6 +124,12 @@ function showRows() {
     row.addEventListener("click", () => { state.at = index; choose(run.id, !state.chosen.has(run.id)); update(); });
     return row;
   }));
+}
+
+// What a run takes of the machine: " · 1.9 cores, 0.6 GiB".
+function useText([cores, memory, gpu]) {
+  const parts = [[cores, "cores"], [memory, "GiB"], [gpu, "GiB of the GPU"]].filter(([value]) => typeof value === "number");
+  return parts.length ? ` · ${parts.map(([value, unit]) => `${value.toFixed(1)} ${unit}`).join(", ")}` : "";
 }
 
 $("head").append(...COLUMNS.map(([key, title]) => {
@@ -281,15 +290,29 @@ async function settingsPanel() {
 const factText = (value) => Array.isArray(value) ? value.join(" ") : value && typeof value === "object" ? Object.entries(value).map(([key, part]) => `${key} ${valueText(part)}`).join(", ") : value == null ? "–" : String(value);
 const path = (run, file) => `file/${run.id}/${file.path.split("/").map(encodeURIComponent).join("/")}`;
 
+const media = make("div", { className: "media" }), figures = new Map();
+
+// Figures that are shown already stay where they are, so that a video goes on playing when there is news.
 async function mediaPanel() {
   const found = (await details()).flatMap(([run, detail]) => detail.files.filter((file) => file.kind !== "text").map((file) => [run, file]));
   found.sort(([, a], [, b]) => b.time - a.time);
-  if (!found.length) return [make("p", { className: "empty", textContent: "The selected runs have no videos or pictures. `rl-training record --checkpoint RUN --output-dir RUN/videos` records one." })];
-  const show = ([run, file]) => {
-    const body = file.kind === "video" ? make("video", { src: path(run, file), controls: true, loop: true, muted: true, preload: "metadata", playsInline: true }) : make("img", { src: path(run, file), loading: "lazy", alt: file.path });
-    return make("figure", {}, body, make("figcaption", { textContent: `${run.name}: ${file.path}` }));
-  };
-  return [make("div", { className: "media" }, ...found.slice(0, 60).map(show))];
+  if (!found.length) return [make("p", { className: "empty", textContent: "The selected runs have no videos or pictures. With `eval_video: true` a run records each evaluation; `rl-training record --checkpoint RUN --output-dir RUN/videos` records a finished one." })];
+  const shown = new Map(found.slice(0, 60).map(([run, file]) => [`${run.id}/${file.path}@${file.time}`, [run, file]]));
+  for (const [key, node] of figures) if (!shown.has(key)) { node.remove(); figures.delete(key); }
+  let next = media.firstChild;
+  for (const [key, [run, file]] of shown) {
+    if (!figures.has(key)) figures.set(key, figure(run, file));
+    if (figures.get(key) === next) next = next.nextSibling;
+    else media.insertBefore(figures.get(key), next);
+  }
+  return [media];
+}
+
+function figure(run, file) {
+  const body = file.kind === "video" ? make("video", { src: path(run, file), controls: true, loop: true, muted: true, preload: "metadata", playsInline: true }) : make("img", { src: path(run, file), loading: "lazy", alt: file.path });
+  const step = /^videos\/step_(\d+)\.mp4$/.exec(file.path), name = `${run.name}: ${file.path}`;
+  const caption = step ? `${run.algo} · ${run.env} after ${(+step[1]).toLocaleString("en")} steps, seed ${run.seeds[0]}` : name;
+  return make("figure", { title: name }, body, make("figcaption", { textContent: caption }));
 }
 
 async function filesPanel() {
@@ -311,7 +334,7 @@ async function showPanel() {
   const panels = { Curves: curvesPanel, Settings: settingsPanel, Media: mediaPanel, Files: filesPanel };
   const empty = state.runs.length ? "Select runs in the list." : "No runs yet. They appear here when they start.";
   const tab = state.tab, body = state.chosen.size ? await panels[tab]() : [make("p", { className: "empty", textContent: empty })];
-  if (tab === state.tab) $("panel").replaceChildren(...body);
+  if (tab === state.tab && !(body.length === 1 && body[0] === $("panel").firstChild)) $("panel").replaceChildren(...body);
 }
 
 document.addEventListener("keydown", (event) => {

@@ -14,7 +14,7 @@ import yaml
 
 from rl_training.experiment.run.atomic import read_json_object
 from rl_training.experiment.run.config import flat, read_yaml
-from rl_training.experiment.run.metrics import FILE, events_in, last_events, read_from
+from rl_training.experiment.run.metrics import FILE, events_in, is_finite, last_events, read_from
 from rl_training.reports.runs import METRIC, TRAINING, Run, find_runs, relevant_settings
 
 POINTS = 400  # of a curve on the screen
@@ -70,10 +70,12 @@ class LiveRun:
 
     def overview(self) -> dict[str, Any]:
         """The row of this run in the list."""
-        steps = int(max((record["step"] for record in self._last), default=self.summary.get("env_steps") or 0))
-        total = self.config.get("total_timesteps")
-        total = total if isinstance(total, int) else None
-        speed = next((r["time/fps"] for r in reversed(self._last) if r.get("time/fps")), None)
+        taken, total = self.summary.get("env_steps"), self.config.get("total_timesteps")
+        steps = int(max((record["step"] for record in self._last), default=taken if is_finite(taken) else 0))
+        total = int(total) if is_finite(total) else None
+        speeds = (record.get("time/fps") for record in reversed(self._last))
+        speed = next((speed for speed in speeds if is_finite(speed) and speed > 0), None)
+        use: Mapping[str, Any] = next((row for row in reversed(self._last) if "time/cpu_cores" in row), {})
         running = self.metadata.get("status") == "running"
         quiet = time.time() - max((record["time"] for record in self._last), default=0.0)
         best, settings = self.summary.get("best_eval"), relevant_settings(self.config)
@@ -91,6 +93,7 @@ class LiveRun:
             "step": steps,
             "total": total,
             "speed": speed,
+            "use": [use.get(f"time/{name}") for name in ("cpu_cores", "memory_gib", "gpu_memory_gib")],
             "eta": (total - steps) / speed if running and speed and total is not None else None,
             "score": self._score(),
             "best": best.get("mean_return") if isinstance(best, dict) else None,
@@ -103,7 +106,7 @@ class LiveRun:
             rows = [record for record in self._last if isinstance(record.get(metric), int | float)]
             last = [record[metric] for record in rows if record["step"] == rows[-1]["step"]]
             if last:
-                return float(sum(last) / len(last))
+                return float(sum(last) / len(last)) if all(map(is_finite, last)) else None
         return None
 
     def curves(self, metrics: Sequence[str]) -> dict[str, Any]:
@@ -142,13 +145,14 @@ class LiveRun:
         }  # fmt: skip
 
     def files(self) -> Iterator[dict[str, Any]]:
-        """What may be looked at: media and text. Checkpoints and TensorBoard files are not listed."""
+        """What may be looked at: media and text. Checkpoints, TensorBoard files and unfinished files are not listed."""
         for folder, names, files in os.walk(self.path):
             names[:] = sorted(name for name in names if name not in ("checkpoints", "tensorboard"))
             for name in sorted(files):
                 path = Path(folder, name)
                 kind = _MEDIA.get(path.suffix) or ("text" if path.suffix in _TEXT else None)
-                if kind and path.is_file() and not path.is_symlink():
+                hidden = name.startswith(".")  # still being written
+                if kind and not hidden and path.is_file() and not path.is_symlink():
                     status = path.stat()
                     where = path.relative_to(self.path).as_posix()
                     yield {"path": where, "kind": kind, "size": status.st_size, "time": status.st_mtime}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment.run.config import flat, read_config
-from rl_training.experiment.run.metrics import FILE, read_metrics
+from rl_training.experiment.run.metrics import FILE, is_finite, read_metrics
 from rl_training.experiment.run.run_dir import read_status
 from rl_training.experiment.run.stats import Array
 
@@ -27,6 +26,7 @@ _MAX_DEPTH = 4  # levels of directories that are searched for runs
 _IRRELEVANT = {
     "algo", "env_id", "seed", "seeds", "output_dir", "device", "execution", "vectorization", "eval_episodes",
     "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_at_return", "tags",
+    "eval_video",
 }  # fmt: skip
 
 
@@ -62,8 +62,8 @@ class Run:
         found: dict[int, list[tuple[float, float]]] = {}
         for record in self.records:
             value = record.get(metric)
-            if isinstance(value, int | float) and math.isfinite(value):
-                if "seed" in record:
+            if is_finite(value):
+                if isinstance(record.get("seed"), int):
                     found.setdefault(record["seed"], []).append((record["step"], value))
                 elif len(self.seeds) == 1:  # in a study, a line without a seed describes all seeds
                     found.setdefault(self.seeds[0], []).append((record["step"], value))
@@ -131,7 +131,7 @@ def relevant_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _unfinished(path: Path, status: str | None) -> str:
     state = "its status cannot be read" if status is None else f"its status is '{status}'"
-    return f"{path} is an unfinished run ({state}); finish it with `rl-training resume --run {path}`"
+    return f"{path} is an unfinished run ({state}); finish it with `rl-training resume --checkpoint {path}`"
 
 
 def _read(path: Path) -> Run:
@@ -145,7 +145,7 @@ def _read(path: Path) -> Run:
         raise UserError(f"{path} is an unfinished run: it has no {FILE}")
     records = read_metrics(path)
     for number, record in enumerate(records, start=1):
-        if not all(isinstance(record.get(key), int | float) for key in ("step", "time")):
+        if not all(is_finite(record.get(key)) for key in ("step", "time")):
             raise UserError(f"{path / FILE} is damaged: line {number} has no step and time")
     return Run(path, algo, env_id, tuple(seeds), relevant_settings(config), records)
 
@@ -155,8 +155,8 @@ def _clock(records: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[floa
     known = {0.0: 0.0}
     for record in records:
         speed = record.get("time/fps")
-        if isinstance(speed, int | float) and speed > 0:
-            known[float(record["step"])] = record["step"] / speed
+        if is_finite(speed) and speed > 0 and is_finite(seconds := record["step"] / speed):
+            known[float(record["step"])] = seconds
     if len(known) == 1 and records:
         start = records[0]["time"]
         known = {float(record["step"]): record["time"] - start for record in records}

@@ -1,8 +1,8 @@
-"""BRO, bigger, regularised, optimistic (Nauman et al. 2024): SAC with two large residual quantile critics, of which the
-mean counts instead of the minimum, weight decay, resets, and a second policy that explores.
+"""BRO, bigger, regularised, optimistic (Nauman et al. 2024): SAC with two large residual quantile critics, whose mean
+is used instead of their minimum, weight decay, resets, and a second policy that explores.
 
 The second policy shifts the mean of the first towards actions on which the critics disagree: it climbs the mean of the
-critics plus `optimism` times their disagreement, held near the first one by a KL penalty. Both weights are tuned so
+critics plus `optimism` times their disagreement, kept near the first one by a KL penalty. Both weights are tuned so
 that the KL divergence for each action dimension approaches `kl_target`. Evaluation uses the first policy alone.
 
 The defaults are those of BRO (Fast), with two updates for each environment step. The full BRO takes ten:
@@ -64,14 +64,14 @@ class BROHyper(QuantileFields, SACReplayHyper):
     kl_weight_init: float = Field(0.25, gt=0.0, lt=1_000.0)
     """Weight of the KL penalty at the start."""
     dual_learning_rate: float = Field(3e-5, gt=0.0)
-    """Step size of those two weights."""
+    """Step size of the weights of the disagreement and of the KL penalty."""
 
     def critic_options(self) -> CriticOptions:
         return QuantileOptions.of(self)
 
 
 def bounded(raw: Tensor) -> Tensor:
-    """A positive weight whose logarithm stays in its bounds."""
+    """A positive weight whose logarithm stays within bounds."""
     return torch.exp(_LOG_LOW + (_LOG_HIGH - _LOG_LOW) * 0.5 * (1.0 + torch.tanh(raw)))
 
 

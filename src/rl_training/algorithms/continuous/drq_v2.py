@@ -7,8 +7,8 @@ For images, runs shift them and share the drq encoder by default; vectors have n
 and repeat actions, as in the paper.
 
 Deviations: the deviation falls over a share of the run (`exploration_noise`; the paper's 100 000 steps are 20 % of a
-run of a million frames); an n-step return that the end of an episode cuts short is learned from as well; every
-transition is equally likely to be drawn, not every episode and then a transition in it.
+run of a million frames); n-step returns that the end of an episode cuts short are used as well; transitions are
+sampled uniformly, instead of first an episode and then a transition in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DrQV2Hyper(SharedEncoderFields, DeterministicHyper):
     """Standard deviation of the noise added to actions, which lie in [-1, 1], in acting and in learning; a number or a
     schedule."""
     noise_clip: float = Field(0.3, gt=0.0)
-    """In learning, that noise is clipped to this size."""
+    """In learning, the exploration noise is clipped to this size."""
 
 
 class DrQV2(ContinuousControl[DrQV2Hyper]):

@@ -10,8 +10,8 @@ The defaults are those of the authors' code for HumanoidBench. Its batch has 256
 A run with fewer environments also takes 256 for each (`batch_per_env`); with one, that is TD3's usual batch.
 
 Deviations: the support of the critics is found in training by default (the authors choose it for each task; their
-default is [-250, 250]); observation statistics learn from replayed observations, not from those that are acted on as
-well; the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ...; noisy actions are clipped to their bounds; there
+default is [-250, 250]); observation statistics are computed from replayed observations alone, not also from those acted
+on; the actor learns at updates 1, 3, 5, ... instead of 2, 4, 6, ...; noisy actions are clipped to their bounds; there
 are no observations that only the critic sees; replay holds `buffer_size` transitions in all, instead of 51 200 of each
 environment.
 """
@@ -62,7 +62,7 @@ class FastTD3Hyper(SupportFields, TD3Fields, DeterministicHyper):
     """Largest standard deviation of the noise added to the actions, which lie in [-1, 1]; a number or a schedule. Each
     episode draws its own, uniformly."""
     exploration_noise_min: float = Field(0.001, ge=0.0)
-    """Smallest standard deviation of that noise."""
+    """Smallest standard deviation of the exploration noise."""
     num_atoms: int = Field(101, ge=2)
 
     @model_validator(mode="after")
@@ -86,12 +86,12 @@ class FastTD3(TD3[FastTD3Hyper]):
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp = self.hp
-        actor = Actor(spec, spec.action.dim, hp.hidden_sizes, hp.activation)
+        actor = Actor(spec, spec.action.dim, hp.hidden_sizes, hp.activation, hp.network)
         nn.init.normal_(actor.head.weight, 0.0, HEAD_DEVIATION)
         nn.init.zeros_(actor.head.bias)
         critic = EnsembleCritic(
-            spec, hp.num_critics, hp.critic_hidden_sizes, hp.activation, outputs=hp.num_atoms
-        )  # fmt: skip
+            spec, hp.num_critics, hp.critic_hidden_sizes, hp.activation, outputs=hp.num_atoms, network=hp.network
+        )
         return {"actor": actor, "critic": critic}
 
     def setup(self) -> None:

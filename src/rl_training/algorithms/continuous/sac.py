@@ -7,8 +7,9 @@ On images, actor and critics have an encoder each, as in Stable-Baselines3: the 
 critics' loss trains theirs, which all critics of the ensemble share. With `shared_encoder` there is one (shared.py).
 
 Deviations: the actor uses the critics just updated. In SimBa, the statistics of observations are those of the replayed
-batches instead of those of each observation once, and log-deviations are clamped to [-5, 2] instead of squashed into
-[-10, 2].
+batches instead of those of each observation once, and what they normalise is cut off at 10 deviations; log-deviations
+are clamped to [-5, 2] instead of squashed into [-10, 2]; there are two critics and gamma 0.99 by default, where the
+authors have one critic if no episode terminates, and choose gamma by the length of episodes (the presets follow them).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.control import ActorCriticModel
 from rl_training.models.layers import EnsembleLinear, EnsembleScalar
+from rl_training.models.residual import orthogonal_each
 from rl_training.models.torsos import observation_encoder
 from rl_training.ops.grad import value_and_grad
 from rl_training.spec import ArraySpec, EnvSpec
@@ -38,7 +39,7 @@ class SharedEncoderFields(BaseModel):
     """One encoder of images for actor and critics, which the critics' loss trains: the convolutions of drq (Yarats et
     al. 2021), nature or impala. none: actor and critics have an encoder each."""
     feature_dim: int = Field(50, ge=1)
-    """shared_encoder: width of the layer that actor and critics each have behind it."""
+    """shared_encoder: width of the layer that actor and critics each add to it."""
 
 
 def trunk(size: int, features: int) -> nn.Sequential:
@@ -61,7 +62,7 @@ def make_networks(
             f"{owner}: shared_encoder: {name} needs image observations; {spec.env_id} has none: set it to none"
         )
     if not can_share:
-        raise UserError(f"{owner}: shared_encoder does not go with critics of kind {kind}; set it to none")
+        raise UserError(f"{owner}: shared_encoder cannot be combined with critics of kind {kind}; set it to none")
     encoder, size = observation_encoder(spec, 0, math.sqrt(2.0), name)  # type: ignore[arg-type]
     model = make(replace(spec, observation=ArraySpec((width,)), features=None))
     assert isinstance(model, ActorCriticModel)
@@ -74,15 +75,10 @@ def make_networks(
 
 
 def initialise(network: nn.Module) -> None:
-    """Orthogonal weights, of gain sqrt(2) in the critics' layers, and no biases (as in the authors' code)."""
+    """Orthogonal weights, separately for each critic, and biases of 0 (as in the authors' code)."""
     for layer in network.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        elif isinstance(layer, EnsembleLinear | EnsembleScalar):
-            for member in layer.weight.data:
-                nn.init.orthogonal_(member, math.sqrt(2.0))
-            nn.init.zeros_(layer.bias)
+        if isinstance(layer, nn.Linear | EnsembleLinear | EnsembleScalar):
+            orthogonal_each(layer, 1.0)
 
 
 class SharedEncoder:

@@ -52,7 +52,7 @@ class TD3Fields(DeterministicFields, ActorCriticFields):
     target_policy_noise: float = Field(0.2, ge=0.0)
     """Standard deviation of the noise on the target's actions."""
     target_noise_clip: float = Field(0.5, ge=0.0)
-    """That noise is clipped to this size."""
+    """The noise on the target's actions is clipped to this size."""
 
     def critic_options(self) -> CriticOptions:
         """The kind of critics that these settings ask for."""

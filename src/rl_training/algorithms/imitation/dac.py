@@ -1,6 +1,6 @@
 """Discriminator-actor-critic, DAC (Kostrikov et al. 2019): adversarial imitation off-policy. A discriminator tells the
 expert's (state, action) pairs from those in the replay buffer; TD3 learns from the replay buffer with the reward
-log D - log(1 - D), which is computed anew for every batch.
+log D - log(1 - D), which is recomputed for every batch.
 
 A gradient penalty keeps the discriminator smooth. Absorbing states are those of gail.py: each side contains the
 absorbing state in proportion to the time that its discounted episodes spend there, and rewards are relative to the
@@ -87,7 +87,7 @@ class DAC(TD3[DACHyper]):
     # --- the discriminator -------------------------------------------------------------------------------------------
 
     def inputs(self, obs: Tensor, actions: Tensor) -> Inputs:
-        """What the network reads of each row, and of the absorbing state after them."""
+        """Inputs of the network: each row, then the absorbing state."""
         return with_absorbing(obs, action_code(self.spec.action, actions))
 
     def judge(self, params: Tensor, *inputs: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class DAC(TD3[DACHyper]):
         return after._replace(extra={**extra, "endings": endings, "fits": extra["fits"] + 1}), metrics
 
     def discriminator_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """On rows of the replay buffer, followed by as many of the expert."""
+        """Update on rows of the replay buffer, followed by as many of the expert."""
         rows = torch.arange(2 * self.hp.discriminator_batch_size, device=batch["weights"].device)
         labels = (rows >= self.hp.discriminator_batch_size).to(torch.float32)
         state, metrics = self.fit(state, {**batch, "labels": labels}, key)

@@ -35,7 +35,7 @@ class DAggerHyper(OffPolicyHyper):
     hidden_sizes: Widths = (256, 256)
     learning_starts: int = Field(0, ge=0)
     buffer_size: int = Field(100_000, ge=1)
-    """Labelled states kept for each seed: all of a run, to be DAgger."""
+    """Labelled states kept for each seed. DAgger keeps all states of a run."""
 
     @model_validator(mode="after")
     def _single_steps(self) -> DAggerHyper:

@@ -59,8 +59,8 @@ def gradient_penalty(
     """Mean of (|gradient of the logit| - 1)^2 at random points between rows of the policy and of the expert (Gulrajani
     et al. 2017, Eq. 3). As many rows as belong to the absorbing state, m / (1 + m), are replaced by it.
 
-    The policy's rows in random order are paired with the expert's, if half of the batch are the expert's. A pair with a
-    row of weight 0 does not count.
+    The policy's rows, in random order, are paired with the expert's, if half of the batch are the expert's. A pair with
+    a row of weight 0 is ignored.
     """
     rows = labels.shape[0]
     half = rows // 2
@@ -87,8 +87,8 @@ def penalised(
     loss: Tensor, weight: float, network: Callable[..., Tensor], inputs: Inputs, labels: Tensor, weights: Tensor,
     mass: Tensor, key: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """(the loss with the gradient penalty, its metric), if it has a weight. The loss is the mean over both sides, half
-    of the sum that the published weights go with."""
+    """(the loss with the gradient penalty, its metric), if it has a weight. The loss is the mean over both sides, which
+    is half of the sum that published weights refer to."""
     if not weight:
         return loss, {}
     penalty = gradient_penalty(network, inputs, labels, weights, mass, key)

@@ -1,6 +1,6 @@
 """Flow Q-learning, FQL (Park et al. 2025): a flow learns to turn noise into the actions of the data. The policy turns
-the same noise into an action in a single step; it is drawn towards the flow's action and climbs the critics. So nothing
-is differentiated through the steps of the flow, and acting needs only one.
+the same noise into an action in a single step. It is trained to be close to the flow's action and to maximise the
+critics. So no gradient passes through the steps of the flow, and acting takes one step.
 
 The flow is a velocity field v(s, x, t), trained by flow matching on straight lines from noise to actions, and followed
 by Euler steps. The published settings are the defaults, except for `alpha`, which has to be chosen for each task. The
@@ -74,7 +74,7 @@ class FQL(Algorithm[FQLHyper]):
         return rng.normal(key, (rows, self.spec.action.dim))
 
     def act_from(self, params: Tensor, obs: Obs, noise: Tensor) -> Tensor:
-        """The policy's action before it is cut off at the bounds: [B, A]."""
+        """The policy's action before clipping to the bounds: [B, A]."""
         action: Tensor = self.nets["actor"](params, obs, noise)
         return action
 

@@ -8,7 +8,9 @@ Settings are those of Stable-Baselines 2.
 Deviations: separate actor and critic networks on vectors (`shared_trunk`); generalised advantages, which with
 `gae_lambda` 1 are the paper's n-step returns; inverses are computed at a fixed interval (`kfac_update`) instead of in a
 thread of their own; damping is split between the two factors (Martens and Grosse 2015, section 6.3); the critic of
-continuous actions has the same trust region as its policy, not one of its own.
+continuous actions has the same trust region as its policy, not one of its own. Where the authors' code differs from the
+paper, this is the paper: no ten plain gradient steps at the start, a step of sqrt(2 delta / slope) instead of
+sqrt(delta / slope), and a quarter of their curvature of the value.
 """
 
 from __future__ import annotations
@@ -125,11 +127,11 @@ class ACKTR(PolicyGradient[ACKTRHyper]):
         return state, Aux({**aux.metrics, **inverted.metrics})
 
     def factor_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
-        """The factors of this rollout, in their running averages (section 3.1)."""
+        """Update the running averages of the factors with this rollout (section 3.1)."""
         hp, dist, weights, mask = self.hp, self.dist, batch["weights"], batch.get("mask")
 
         def score(output: tuple[Tensor, Tensor]) -> Tensor:
-            """log p(a, v | s) of samples of both."""
+            """log p(a, v | s) for sampled actions and values."""
             out, values = output
             actions = dist.sample(out.detach(), rng.fold(key, 0), mask)
             sampled = values.detach() + rng.normal(rng.fold(key, 1), tuple(values.shape))
@@ -152,5 +154,5 @@ class ACKTR(PolicyGradient[ACKTRHyper]):
         return state, Aux({**aux.metrics, "step_size": state.opt["policy"]["step_size"].clone()})
 
     def _with(self, state: TrainState, **changes: Tensor) -> TrainState:
-        """The state with other tensors in the optimiser."""
+        """The state with some tensors of the optimiser replaced."""
         return state._replace(opt={**state.opt, "policy": {**state.opt["policy"], **changes}})

@@ -1,10 +1,9 @@
 """Asynchronous PPO: the clipped objective of PPO (Schulman et al. 2017) on rollouts of a lagging policy, with V-trace
-(Espeholt et al. 2018) in the place of GAE.
+(Espeholt et al. 2018) instead of GAE.
 
-V-trace corrects for the difference between the policy that collected a rollout and the one that
-learns from it: values, and the factor min(rho_bar, pi / mu) on the advantages. The clipped objective
-then limits how far the epochs move the policy away from the one at the start of them. So unlike in PPO, a rollout may
-be old; unlike in IMPALA, it is used several times.
+V-trace corrects values and advantages (by the factor min(rho_bar, pi / mu)) for the difference between the policy that
+collected a rollout and the one that learns from it. The clipped objective then limits how far the policy moves during
+the epochs. So unlike in PPO, a rollout may be old; unlike in IMPALA, it is used several times.
 
 Deviations: those of PPO; no paper describes this combination, which other libraries have under the same name.
 """
@@ -32,7 +31,7 @@ class APPO(VTraceActor[APPOHyper], PPO[APPOHyper]):
         super().setup()
         if self.hp.clip_range_vf is not None:
             raise UserError(
-                f"{self.name} cannot clip values (clip_range_vf): advantages of V-trace do not tell the old ones"
+                f"{self.name} cannot clip values (clip_range_vf): V-trace advantages do not determine the old values"
             )
 
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:

@@ -78,7 +78,7 @@ class PolicyGradient(Algorithm[R]):
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
-        check_cnn(spec, self.hp.cnn)
+        check_cnn(spec, self.hp)
 
     def named_networks(self, network: nn.Module) -> dict[str, nn.Module]:
         return super().named_networks(network) if self.separate else {"policy": network}
@@ -94,7 +94,7 @@ class PolicyGradient(Algorithm[R]):
         return extra
 
     def rollout_extra(self) -> dict[str, Tensor]:
-        """State that begins anew with each rollout."""
+        """State that is reset with each rollout."""
         return {}
 
     def rollout_phases(self) -> tuple[RolloutPhase, ...]:

@@ -11,7 +11,8 @@ returns, and rewards that are simply added.
 Deviations: the intrinsic value has a network of its own instead of a second head on the policy's; advantages are
 standardised per minibatch, as in PPO; moments of observations are updated with each rollout before it is rewarded,
 instead of beginning with a phase of random actions; images are not reduced to their last frame; no recurrent policy;
-ICM with PPO instead of A3C, with normalised observations, and with the mean squared error for continuous actions.
+ReLU instead of leaky ReLU in the networks of the bonus; ICM with PPO instead of A3C, with normalised observations, and
+with the mean squared error for continuous actions.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class CuriousPPO(PPO[CuriousHyper]):
         super().check(spec)
         if self.hp.clip_range_vf is not None:
             raise UserError(
-                f"{self.name} cannot clip values (clip_range_vf): the sum of two advantages does not tell the old ones"
+                f"{self.name} cannot clip values (clip_range_vf): two advantages do not determine the old values"
             )
 
     def setup(self) -> None:

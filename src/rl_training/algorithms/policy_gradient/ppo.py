@@ -46,7 +46,7 @@ class PPOHyper(SharedTrunkFields, OnPolicyHyper):
     """How far a value may move from that of the rollout before its gradient stops; a number or a schedule; empty: any
     distance."""
     target_kl: float | None = Field(None, gt=0.0)
-    """Skip the updates that are left of a rollout once the policy has moved 1.5 times this far from it; empty: never.
+    """Skip the remaining updates on a rollout once the KL divergence exceeds 1.5 times this value; empty: never.
     """
     normalize_advantage: bool = True
     """Standardise the advantages of each minibatch."""

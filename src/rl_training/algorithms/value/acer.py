@@ -1,7 +1,7 @@
 """ACER, actor-critic with experience replay (Wang et al. 2017): each rollout is learned from once, then replayed ones.
 
 A critic of all actions learns Retrace targets. The policy's gradient has importance weights that are truncated at c,
-and a term with the critic's values that makes up for what the truncation left out. It is limited to a trust region
+and a term with the critic's values that corrects the bias of the truncation. It is limited to a trust region
 around an average of earlier policies. The probabilities that the actions had when they were chosen are stored. Settings
 are those of Stable-Baselines 2.
 
@@ -9,7 +9,8 @@ Deviations: discrete actions only, without the stochastic dueling networks for c
 many asynchronous workers; as many replayed updates after each rollout as `replay_ratio` says, not a number drawn from a
 Poisson distribution; rollouts of several environments are replayed independently of each other; updates begin after
 `learning_starts` steps, also those on new rollouts; a rollout may run over the end of an episode, where traces end;
-separate actor and critic networks on vectors (`shared_trunk`).
+separate actor and critic networks on vectors (`shared_trunk`); epsilon is added to the root of the squared gradients,
+not under it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ACERHyper(SharedTrunkFields, NetworkHyper, ObservationFields):
 
 
 class Known(NamedTuple):
-    """What an update takes as constants: [B] or, of every action, [B, A]."""
+    """Constants of an update: [B], or [B, A] for every action."""
 
     target: Tensor  # Q^ret(x, a) of the action that was taken
     values: Tensor  # V(x), the mean of q under the policy
@@ -128,7 +129,7 @@ class ACER(Algorithm[ACERHyper]):
 
     def check(self, spec: EnvSpec) -> None:
         super().check(spec)
-        check_cnn(spec, self.hp.cnn)
+        check_cnn(spec, self.hp)
 
     def setup(self) -> None:
         hp = self.hp

@@ -46,7 +46,7 @@ class BBFHyper(C51Hyper):
     learning_rate: Positive = constant(1e-4)
     gamma: float = Field(0.997, ge=0.0, le=1.0)
     hidden_sizes: Widths = (2048,)
-    """Width of the hidden layer (the last one); all of them are also the encoder of vectors."""
+    """The last width is that of the hidden layer; for vectors, all widths together are those of the encoder."""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adamw"
     adam_eps: float = Field(1.5e-4, gt=0.0)
     weight_decay: float = Field(0.1, ge=0.0)
@@ -76,11 +76,11 @@ class BBFHyper(C51Hyper):
     gamma_start: float = Field(0.97, ge=0.0, lt=1.0)
     """Discount factor at the start of a cycle; if gamma is smaller, it does not change."""
     cycle_steps: int = Field(10_000, ge=1)
-    """Updates after a reset in which both reach their last values."""
+    """Updates after a reset until `n_step` and `gamma` reach their last values."""
     jumps: int = Field(5, ge=1)
-    """Later observations that the network predicts its projections of."""
+    """Later observations whose projections the network predicts."""
     spr_weight: float = Field(5.0, ge=0.0)
-    """Weight of that prediction in the loss."""
+    """Weight of the self-prediction in the loss."""
     reset_every: int = Field(20_000, ge=0)
     """Environment steps between resets; 0: no resets."""
     reset_until: float = Field(0.85, ge=0.0, le=1.0)
@@ -98,7 +98,7 @@ class BBFHyper(C51Hyper):
 
 
 def annealed(start: float, end: float, share: Tensor) -> Tensor:
-    """From `start` to `end` with equal ratios, as `share` goes from 0 to 1."""
+    """A value that moves from `start` to `end` by equal ratios as `share` goes from 0 to 1."""
     low, high = math.log(start), math.log(end)
     return torch.exp(low + share.clamp(max=1.0) * (high - low))
 
@@ -129,6 +129,10 @@ class BBF(C51DQN):
         for name in ("noisy", "layer_norm"):
             if getattr(hp, name):
                 raise UserError(f"the network of bbf has no {name.replace('_', ' ')} layers: set {name} to false")
+        if hp.network != "mlp":
+            raise UserError(
+                f"network: {hp.network} cannot be combined with bbf, which has a network of its own: leave it out"
+            )
         encoder = LatentEncoder(spec, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width)
         options = {name: getattr(hp, name) for name in ("dueling", *self.sizes)}
         hidden = hp.hidden_sizes[-1] if hp.hidden_sizes else 512
@@ -173,7 +177,7 @@ class BBF(C51DQN):
     # --- the update ----------------------------------------------------------------------------------------------
 
     def horizon(self, cycle: Tensor) -> tuple[Tensor, Tensor]:
-        """(the length of returns, gamma) that many updates after a reset."""
+        """(the length of returns, gamma) after a number of updates since the last reset."""
         hp, share = self.hp, cycle.to(torch.float32) / self.hp.cycle_steps
         steps = annealed(hp.n_step_start, hp.n_step, share).round()
         return steps, 1.0 - annealed(1.0 - min(hp.gamma_start, hp.gamma), 1.0 - hp.gamma, share)
@@ -193,8 +197,8 @@ class BBF(C51DQN):
         }  # fmt: skip
 
     def future(self, state: TrainState, batch: Batch, key: Tensor) -> Batch:
-        """What is predicted: the slow network's projections of the next observations [B, K, D], and which of them there
-        are [B, K]."""
+        """What is predicted: the slow network's projections of the next observations [B, K, D], and which of them exist
+        [B, K]."""
         count = self.hp.jumps
         after = batch["following_obs"][:, :count]
         seen: Obs = self.reader.normalised(state.extra, after.flatten(0, 1))
@@ -244,6 +248,6 @@ class BBF(C51DQN):
     # --- acting --------------------------------------------------------------------------------------------------
 
     def action_values(self, state: TrainState, obs: Obs, **options: Any) -> Tensor:
-        """Of the slow network, which acts."""
+        """Action values of the slow network, which acts."""
         slow = {**self.reads(state), **state.target}
         return self.q_values(slow, self.reader.normalised(state.extra, obs), **options)

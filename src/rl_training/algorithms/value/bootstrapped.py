@@ -46,16 +46,14 @@ class BootstrappedHyper(DQNHyper):
     @model_validator(mode="after")
     def _fits(self) -> BootstrappedHyper:
         if self.noisy:
-            raise ValueError("noisy networks do not go with several heads, which explore in their place")
+            raise ValueError("noisy networks cannot be combined with several heads, which already explore")
         if self.prior_scale and self.weight_decay:
-            raise ValueError(
-                "weight_decay would change the priors, which must stay fixed: set prior_scale to 0 or it to 0"
-            )
+            raise ValueError("weight_decay would change the priors, which must stay fixed: set it or prior_scale to 0")
         return self
 
 
 class Heads(NamedTuple):
-    """Observations that all heads look at, in place of one row for each head."""
+    """Observations that all heads read, instead of one row for each head."""
 
     obs: Any
 
@@ -69,7 +67,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp, seen = self.hp, spec.unmasked
         torso, features, hidden, activation = body(
-            seen, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, layer_norm=hp.layer_norm
+            seen, hp.hidden_sizes, hp.activation, hp.cnn, hp.cnn_width, layer_norm=hp.layer_norm, network=hp.network
         )
         prior = EnsembleQNetwork(seen, hp.num_heads, hp.hidden_sizes, hp.activation) if hp.prior_scale else None
         network = BootstrappedQNetwork(
@@ -88,7 +86,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
     # --- the value heads -------------------------------------------------------------------------------------------
 
     def predict(self, params: Params, obs: Obs, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Values [B * K, A] of all heads, where they are asked for; else their mean [B, A]."""
+        """Values [B * K, A] of all heads if they are asked for, otherwise their mean [B, A]."""
         all_heads = isinstance(obs, Heads)
         q = self.outputs(params, obs.obs if all_heads else obs, key)
         q = q.flatten(0, 1) if all_heads else q.mean(1)
@@ -134,7 +132,7 @@ class BootstrappedDQN(DQN[BootstrappedHyper]):
 
 
 def vote(q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The action that most heads prefer, of values [B, K, A]; of several, the one with the highest mean value: [B]."""
+    """The action that most heads prefer, given values [B, K, A]; ties go to the highest mean value: [B]."""
     allowed = forbid(q, None if mask is None else mask.unsqueeze(1).expand_as(q))
     choices = torch.arange(q.shape[-1], device=q.device)
     votes = (allowed.argmax(-1, keepdim=True) == choices).sum(1)  # [B, A]

@@ -30,7 +30,7 @@ from rl_training.algorithms.hyper import (
     Positive,
     constant,
 )
-from rl_training.algorithms.observations import ObservationReader, augmentation, normalises
+from rl_training.algorithms.observations import ObservationReader, augmentation, check_cnn, normalises
 from rl_training.algorithms.value.target_rules import NEEDS_OBS_Q, NEEDS_ONLINE_Q, TargetRule, backup, take, under
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
@@ -62,7 +62,7 @@ class DQNFields(NetworkHyper):
     exploration_initial_eps: float = Field(1.0, ge=0.0, le=1.0)
     """Epsilon at the start."""
     exploration_final_eps: float = Field(0.05, ge=0.0, le=1.0)
-    """Epsilon after the fall."""
+    """Epsilon once it has stopped falling."""
     exploration_ladder: float = Field(0.0, ge=0.0)
     """Environment i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Ape-X: 7); 0: all with the same epsilon."""
     double: bool = False
@@ -87,7 +87,7 @@ class DQNFields(NetworkHyper):
     cnn: Cnn = "nature"
     """Network for images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018, residual)."""
     cnn_width: int = Field(1, ge=1, le=64)
-    """Factor on the channels of that network."""
+    """Factor on the number of channels of the network for images."""
 
 
 class DQNHyper(ObservationFields, AugmentFields, DQNFields, OffPolicyHyper):
@@ -134,6 +134,10 @@ class DQN(Algorithm[D]):
         }
     }
 
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        check_cnn(spec, self.hp)
+
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         hp, norm = self.hp, getattr(self.hp, "layer_norm", False)
         torso, features, hidden, activation = body(
@@ -169,7 +173,7 @@ class DQN(Algorithm[D]):
         network, chosen = self.modules["q"], getattr(self.hp, name)
         actual = getattr(network, name, chosen)
         if actual != chosen and name in self.hp.model_fields_set:
-            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was handed in has {actual}")
+            raise UserError(f"{self.name}: {name} = {chosen}, but the network that was passed in has {actual}")
         return actual
 
     def setup(self) -> None:

@@ -53,7 +53,7 @@ class DRQNHyper(DQNHyper):
     layer_norm: bool = False
     """LayerNorm after every hidden layer before the cell."""
     burn_in: int = Field(0, ge=0)
-    """Steps before them that only bring the recurrent state up to date."""
+    """Steps before each sequence that only bring the recurrent state up to date."""
     overlap: int = Field(0, ge=0)
     """Steps that a sequence shares with the next one (burn-in not counted)."""
     stored_state: bool = False
@@ -68,7 +68,7 @@ class DRQNHyper(DQNHyper):
         if self.overlap >= self.sequence_length:
             raise ValueError(f"overlap = {self.overlap} must be below sequence_length = {self.sequence_length}")
         if self.value_rescaling and self.target_rule not in RESCALABLE:
-            raise ValueError(f"value_rescaling does not go with target_rule = {self.target_rule}")
+            raise ValueError(f"value_rescaling cannot be combined with target_rule = {self.target_rule}")
         return self
 
 

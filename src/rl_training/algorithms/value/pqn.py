@@ -45,13 +45,13 @@ class PQNHyper(CollectHyper):
     td_lambda: float = Field(0.65, ge=0.0, le=1.0)
     """Share of the next return, against the next value, in a lambda-return; 0: one-step Q-learning."""
     layer_norm: bool = True
-    """LayerNorm in every hidden layer. Without it the method has nothing that keeps it stable."""
+    """LayerNorm in every hidden layer. The method relies on it for stability."""
     exploration_fraction: float = Field(0.1, ge=0.0, le=1.0)
     """Share of training over which epsilon falls."""
     exploration_initial_eps: float = Field(1.0, ge=0.0, le=1.0)
     """Epsilon at the start."""
     exploration_final_eps: float = Field(0.05, ge=0.0, le=1.0)
-    """Epsilon after the fall."""
+    """Epsilon once it has stopped falling."""
 
     def updates_per_rollout(self, num_envs: int) -> int:
         return self.n_epochs * (self.n_steps * num_envs // self.batch_size)

@@ -10,8 +10,9 @@ value of its last latent. Some plans come from the policy, and the search begins
 Deviations: evaluation takes the mean of the last elites, where the authors' code draws one of them; the entropy bonus
 is that of the squashed policy times the number of actions, where their code scales the Gaussian's part alone; dropout
 follows both hidden layers of the critics, in the value loss only; the Q scale is a moving average of the percentiles,
-not of their range; sequences that reach beyond the end of an episode are cut there instead of left out; a terminated
-step has no value after it, which with `episodic: false` the planner does not know; there is one task, and no images.
+not of their range; sequences that reach beyond the end of an episode are cut there instead of left out; no value
+follows a terminated step, although with `episodic: false` the planner does not predict terminations; there is one task,
+and no images.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class TDMPC2Hyper(Hyper):
     gradient_steps: int = Field(1, ge=1)
     """Updates for each step of the vector environment."""
     discount_denom: float = Field(5.0, ge=0.0)
-    """Episodes of at most L steps have gamma = 1 - this / L, within the two limits below; 0: `gamma`."""
+    """Episodes of at most L steps have gamma = 1 - this / L, from `discount_min` to `discount_max`; 0: `gamma`."""
     discount_min: float = Field(0.95, ge=0.0, le=1.0)
-    """Smallest discount factor of that rule."""
+    """Smallest discount factor that `discount_denom` can give."""
     discount_max: float = Field(0.995, ge=0.0, le=1.0)
-    """Largest discount factor of that rule."""
+    """Largest discount factor that `discount_denom` can give."""
     rho: float = Field(0.5, gt=0.0, le=1.0)
-    """Losses t steps into a sequence weigh rho^t."""
+    """The losses t steps into a sequence have the weight rho^t."""
     consistency_coef: float = Field(20.0, ge=0.0)
     """Weight of the loss of predicted latents."""
     reward_coef: float = Field(0.1, ge=0.0)
@@ -116,9 +117,9 @@ class TDMPC2Hyper(Hyper):
     plan_min_std: float = Field(0.05, gt=0.0)
     """Smallest standard deviation of planned actions, which lie in [-1, 1]."""
     plan_max_std: float = Field(2.0, gt=0.0)
-    """Largest one, and that of the first iteration."""
+    """Largest standard deviation of planned actions; the first iteration starts with it."""
     plan_temperature: float = Field(0.5, gt=0.0)
-    """Elites weigh exp(this x score)."""
+    """An elite plan has the weight exp(this x score)."""
 
     @model_validator(mode="after")
     def _fits(self) -> TDMPC2Hyper:
@@ -135,7 +136,7 @@ class TDMPC2Hyper(Hyper):
         return self
 
     def discount(self, episode_length: int | None) -> float:
-        """gamma by the length of episodes (Hansen et al. 2024, appendix D)."""
+        """The discount factor for the length of episodes (Hansen et al. 2024, appendix D)."""
         if not self.discount_denom or episode_length is None:
             return self.gamma
         return min(max(1.0 - self.discount_denom / episode_length, self.discount_min), self.discount_max)
@@ -222,7 +223,7 @@ class TDMPC2(Algorithm[TDMPC2Hyper]):
         self, critic: Params | Tensor, latent: Tensor, actions: Tensor, *, key: Tensor | None = None,
         members: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Of each critic: [..., L], [..., A] -> [E, ..., bins]. Dropout is on with a key."""
+        """Outputs of each critic: [..., L], [..., A] -> [E, ..., bins]. With a key, dropout is on."""
         lead = latent.shape[:-1]
         rows = (x.reshape(-1, x.shape[-1]) for x in (latent, actions))
         logits: Tensor = self.nets["critic"](critic, *rows, key, members)

@@ -61,15 +61,15 @@ class Simulator(ABC):
 
 
 def sim_step(obs: Obs, final_obs: Obs, rewards: Tensor, terminated: Tensor, truncated: Tensor) -> SimStep:
-    """`final_obs` counts where an episode ended."""
+    """Step all environments. `final_obs` is used where an episode ended."""
     terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
     final = where_rows(terminated | truncated, final_obs, obs)
     return SimStep(obs, final, rewards.to(torch.float32), terminated, truncated & ~terminated)
 
 
 class SimulatorVectorEnv(VectorEnv):
-    """A simulator as a vector environment. In training, the learner steps `simulator` itself. It is never closed: it
-    belongs to the user, who may go on with it."""
+    """A simulator as a vector environment. In training, the learner steps `simulator` itself. It is never closed,
+    because it belongs to the user, who may continue to use it."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator, self.spec, self.num_envs = simulator, simulator.spec, simulator.num_envs
@@ -110,4 +110,4 @@ class SimulatorVectorEnv(VectorEnv):
         return "exact"
 
     def close(self) -> None:
-        """Nothing: see above."""
+        """Do nothing, because the simulator belongs to the user."""

@@ -11,7 +11,7 @@ POLICY = "policy"  # the part of Isaac Lab's observations that policies read
 
 
 def attribute(env: Any, name: str) -> Any:
-    """An attribute of an environment, or of the one that its wrappers are around; None where there is none."""
+    """An attribute of an environment or of the environment inside its wrappers; None if neither has it."""
     found = getattr(env, name, None)
     return getattr(getattr(env, "unwrapped", None), name, None) if found is None else found
 
@@ -23,7 +23,7 @@ def torch_spaces(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def convention(env: Any) -> Convention | None:
-    """The convention that an environment follows; None for one that is no simulator."""
+    """The convention that an environment follows; None if it is not a simulator."""
     if isinstance(env, str | type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
         return None
     if hasattr(env, "default_params"):

@@ -62,7 +62,7 @@ class TensorEncoder:
 
 
 class TensorDecoder:
-    """Actions as the policy chooses them, in the environment's units. Bounded ones lie in [-1, 1] before."""
+    """The policy's actions in the environment's units. The policy gives bounded actions in [-1, 1]."""
 
     def __init__(self, spec: ActionSpec, space: spaces.Space[Any]) -> None:
         self.spec, self.bounds = spec, None

@@ -3,9 +3,9 @@ brax (`reset(key)`, `step(state, action)`). They are vmapped and jitted here; th
 become arrays, through DLPack, without a copy.
 
 Where a gymnax environment has `step_env` and `reset_env`, as all of gymnax do, those are called, so that the final
-observation of an episode is known, and the time limit of its parameters truncates instead of terminating. An
-environment of brax has no time limit of its own unless it is wrapped in brax's EpisodeWrapper: it gets brax's 1 000
-steps. Its finished episodes begin again from the first state of their row, as in brax's AutoResetWrapper.
+observation of an episode is known, and the time limit of its parameters truncates instead of terminating. A brax
+environment has no time limit unless it is wrapped in brax's EpisodeWrapper, so it gets brax's 1 000 steps. Its finished
+episodes restart from the first state of their row, as in brax's AutoResetWrapper.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _jax() -> Any:
 
 
 def _flag(value: Any) -> Any:
-    """A condition, which may be a plain number, as an array of JAX."""
+    """A condition, which may be a plain number, as a JAX array."""
     return _jax().numpy.asarray(value) > 0.5
 
 
@@ -135,7 +135,7 @@ def _space(space: Any) -> spaces.Space[Any]:
 
 
 class JaxSimulator(Simulator):
-    """Every row has a key of its own, which depends on the seed, the stream and its number alone."""
+    """Every row has its own key, which depends only on the seed, the stream and the row's number."""
 
     def __init__(
         self, env: Any, convention: str, name: str, seeds: Sequence[int], num_envs: int, stream: int, masks: bool

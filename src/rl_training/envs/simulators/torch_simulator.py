@@ -1,5 +1,5 @@
 """Simulators with the conventions of Isaac Lab and ManiSkill: `reset() -> (obs, info)` and `step(actions) -> (obs,
-rewards, terminated, truncated, info)` on batches of tensors, with episodes that begin anew inside of `step`.
+rewards, terminated, truncated, info)` on batches of tensors, with episodes that restart inside `step`.
 
 The final observation of an episode is `final_obs` or `final_observation` in info, a batch like the observations. Where
 there is none, a step that a time limit ended bootstraps from the observation before it, as in rsl_rl (Schwarke et al.
@@ -66,7 +66,7 @@ class TorchSimulator(Simulator):
         return sim_step(obs, seen if final is None else self._encoded(final), *columns)
 
     def _encoded(self, obs: Any) -> Obs:
-        """`obs` may be the part that policies read, alone."""
+        """`obs` may be just the part that policies read."""
         part = obs[self._part] if self._part is not None and isinstance(obs, dict) else obs
         return self._encode(part, self.num_envs)
 

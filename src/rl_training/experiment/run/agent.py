@@ -260,7 +260,7 @@ def classify(space: Any, obs: Any) -> tuple[int | None, Any]:
         sizes = {name: size for name, (size, _) in parts.items()}
         if len(set(sizes.values())) != 1:
             said = ", ".join(f"{name} {'is single' if n is None else f'has {n}'}" for name, n in sizes.items())
-            raise UserError(f"the parts of the observation are not equally many: {said}")
+            raise UserError(f"the parts of the observation differ in number: {said}")
         batch = {name: value for name, (_, value) in parts.items()}
         return next(iter(sizes.values())), batch if isinstance(space, spaces.Dict) else tuple(batch.values())
     shape = tuple(space.shape or ())
@@ -269,7 +269,7 @@ def classify(space: Any, obs: Any) -> tuple[int | None, Any]:
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"the observation is not a regular array of numbers; the environment gives {space}") from None
     if array.dtype == object or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-        raise UserError("the observation holds NaN, infinity or something that is no number")
+        raise UserError("the observation contains NaN, infinity or something that is not a number")
     if array is not obs and array.dtype.kind in "iu" and not np.array_equal(array, np.asarray(obs)):
         raise UserError(f"the observation holds numbers that are not whole or too large; the environment gives {space}")
     if array.shape == shape:

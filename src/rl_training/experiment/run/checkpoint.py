@@ -24,7 +24,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 
 from rl_training.envs.vector import EnvError
-from rl_training.errors import NonFiniteError, UserError, short_repr
+from rl_training.errors import MismatchError, NonFiniteError, UserError, short_repr
 from rl_training.experiment.run import tensor_file
 from rl_training.experiment.run.atomic import (
     failpoint,
@@ -85,13 +85,17 @@ def checkpoint_step(path: Path) -> int:
 
 @contextmanager
 def checkpoint_errors(path: Path, versions: dict[str, str] | None = None) -> Iterator[None]:
-    """Missing or ill-typed content is a CheckpointError; errors name the version that wrote it, if it is another."""
+    """Missing or ill-typed content is a CheckpointError. Errors name the version that wrote the checkpoint if it is
+    another version, or if the settings or tensors do not fit."""
     try:
         yield
     except UserError as error:
-        if (written := (versions or {}).get("rl_training", __version__)) == __version__:
-            raise
-        raise UserError(f"{error}. {path} was written by rl_training {written}; this is {__version__}") from None
+        written = versions.get("rl_training", __version__) if isinstance(versions, dict) else __version__
+        if written != __version__:
+            raise UserError(f"{error}. {path} was written by rl_training {written}; this is {__version__}") from None
+        if versions and isinstance(error, MismatchError):
+            raise UserError(f"{error}. {path} was written by rl_training {written}, perhaps an earlier build") from None
+        raise
     except (EnvError, NonFiniteError):
         raise
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError, RuntimeError) as error:

@@ -15,7 +15,7 @@ from rl_training import registry
 from rl_training.cluster.settings import ClusterSettings, distributed, parse_cluster
 from rl_training.errors import UserError, did_you_mean, explain
 from rl_training.experiment.run.sb3_names import NAMES, translate
-from rl_training.imports import allow_imports_in, values_from_file
+from rl_training.imports import allow_imports_in, check_arguments, values_from_file
 
 ENV_PARTS = ("training", "evaluation")
 
@@ -73,6 +73,8 @@ class TrainConfig(BaseModel):
     """Evaluate with the policy's best actions; off: with actions sampled as in training."""
     eval_interval: int | None = Field(None, ge=0)
     """Steps between evaluations; empty: a twentieth of the run; 0: evaluate only at the end."""
+    eval_video: bool = False
+    """Record a video of the first seed's policy at each evaluation, in the run's directory `videos`."""
     log_interval: int = Field(1_000, ge=1)
     """Steps between log lines."""
     checkpoint_interval: int | None = Field(None, ge=1)
@@ -164,6 +166,8 @@ class TrainConfig(BaseModel):
         own = self.env_kwargs.get(part) or {}
         if not isinstance(own, dict):
             raise UserError(f"env_kwargs.{part} must be a mapping of arguments, not {own!r}")
+        check_arguments(common, "env_kwargs")
+        check_arguments(own, f"env_kwargs.{part}")
         return {**common, **own}
 
     def score_bounds(self) -> tuple[float, float]:
@@ -179,7 +183,7 @@ class TrainConfig(BaseModel):
         cls = registry.entry(self.algo).load()
         for name in self.algo_kwargs:
             if name in type(self).model_fields and name not in cls.Hyper.model_fields:
-                raise UserError(f"'{name}' is no setting of {self.algo}: write it beside algo_kwargs, not below it")
+                raise UserError(f"'{name}' is not a setting of {self.algo}: write it next to algo_kwargs, not inside")
         return parse_hyper(cls.Hyper, {**cls.defaults, **self.algo_kwargs}, self.algo)
 
     def resolved(self) -> TrainConfig:

@@ -40,6 +40,7 @@ from rl_training.experiment.run.checkpoint import load_checkpoint, resolve
 from rl_training.experiment.run.config import TrainConfig, combine
 from rl_training.experiment.run.result import TrainResult
 from rl_training.experiment.run.run_dir import library_versions
+from rl_training.imports import check_arguments
 from rl_training.ops import rng
 from rl_training.ops.tree import tree_map
 from rl_training.spec import Array, EnvSource, EnvSpec
@@ -141,6 +142,7 @@ class DatasetFactory:
             raise UserError("a dataset is collected in single environments, not in a vector environment: set env_id")
         size = recipe.size or DEFAULT_SIZE
         width = max(1, min(WIDTH, size // 100))
+        check_arguments(recipe.env_kwargs, "dataset.env_kwargs")
         envs = make_vector_env(source, seeds=[recipe.seed], num_envs=width, stream=STREAM, env_kwargs=recipe.env_kwargs)
         try:
             if agent is not None:
@@ -161,7 +163,7 @@ class DatasetFactory:
         """The run directory of the agent that `train` describes: from the cache, or trained now."""
         fields = dict(fields)
         preset = fields.pop("preset", None)
-        fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None}
+        fixed = {"output_dir": "runs", "device": "cpu", "execution": "eager", "seeds": None, "eval_video": False}
         if refused := sorted(set(fields) & set(fixed)):
             raise UserError(f"dataset.train: {', '.join(refused)} cannot be set for the agent of a dataset")
         config = (
@@ -171,7 +173,8 @@ class DatasetFactory:
         )
         if getattr(config.hyper(), "dataset", None) is not None:
             raise UserError(f"dataset.train: {config.algo} itself needs a dataset; choose an online algorithm")
-        identity = json.dumps([config.to_dict(), library_versions()], sort_keys=True)
+        settings = {key: value for key, value in config.to_dict().items() if key != "eval_video"}
+        identity = json.dumps([settings, library_versions()], sort_keys=True)
         target = self.cache / "agents" / hashlib.sha256(identity.encode()).hexdigest()[:32]
         if not target.is_dir():
             # Studies that start together need the same agent: one of them trains it.

@@ -14,6 +14,7 @@ from rl_training.envs.wrappers import wrapped
 from rl_training.errors import UserError
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.run_plan import RunPlan
+from rl_training.imports import allow_imports_in
 from rl_training.spec import EnvSource
 
 
@@ -26,6 +27,7 @@ def with_env(config: TrainConfig, env: EnvInput | GivenEnv | None) -> tuple[Trai
         if config.env_kwargs not in ({}, source.arguments):
             raise UserError("env_kwargs are arguments for making an environment, and this one exists: leave them out")
         source.check(config.vectorization)
+        allow_imports_in(source.arguments)  # the person passed an environment that was made with them
         config = config.model_copy(update={"env_kwargs": source.arguments})
     if isinstance(source, GivenSimulator):
         config = config.model_copy(update={"vectorization": "device"})

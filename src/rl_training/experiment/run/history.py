@@ -1,5 +1,4 @@
-"""What a run remembers between its events: evaluations, events that are due, and how its time was
-spent."""
+"""What a run remembers between its events: evaluations, events that are due, how its time was spent and on what."""
 
 from __future__ import annotations
 
@@ -7,6 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from rl_training.machine import memory_in_use
 from rl_training.runtime.loops.base import Loop
 
 
@@ -49,6 +51,18 @@ class Clock:
     def __init__(self) -> None:
         self.advanced = 0.0  # seconds in `Loop.advance`
         self._last = (0.0, 0.0, 0.0)
+        self._used = (time.monotonic(), time.process_time())
+
+    def use(self, device: torch.device) -> dict[str, float]:
+        """CPU cores that this process kept busy since the last call, and the memory that it holds now."""
+        now = (time.monotonic(), time.process_time())
+        (elapsed, busy), self._used = (new - old for new, old in zip(now, self._used)), now
+        out = {"time/cpu_cores": busy / elapsed} if elapsed > 0.0 else {}
+        if (memory := memory_in_use()) is not None:
+            out["time/memory_gib"] = memory / 2**30
+        if device.type == "cuda":
+            out["time/gpu_memory_gib"] = torch.cuda.memory_reserved(device) / 2**30
+        return out
 
     def split(self, loop: Loop) -> dict[str, float]:
         now = (self.advanced, loop.env_seconds, loop.learn_seconds)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rl_training.errors import UserError
 from rl_training.experiment.run.atomic import atomic_write_bytes, os_reason, write_error
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FILE = "metrics.jsonl"
 TENSORBOARD_INTERVAL_S = 1.0  # between transfers; TensorBoard itself writes its file every two minutes
+_LARGEST = 1e100  # of the numbers in a log that reports use
 _RESERVED = {"step", "time", "seed", "nonfinite"}
 
 
@@ -206,12 +207,13 @@ def events_in(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and all(_is_finite(record.get(key)) for key in ("step", "time")):
+            if isinstance(record, dict) and all(is_finite(record.get(key)) for key in ("step", "time")):
                 yield record
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def is_finite(value: Any) -> TypeGuard[int | float]:
+    """Is it a number that can be drawn: not NaN or infinity, and not so large that differences become infinite?"""
+    return isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:

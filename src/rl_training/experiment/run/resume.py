@@ -18,6 +18,7 @@ from rl_training.experiment.run.checkpoint import (
     resolve,
 )
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.imports import allow_address
 
 
 def open_for_resume(
@@ -33,8 +34,9 @@ def open_for_resume(
         )
     if found.parent.name != "checkpoints":
         raise UserError(f"{found} is not inside a run: move it into the checkpoints/ directory of one to resume it")
-    with checkpoint_errors(found):
+    with checkpoint_errors(found, checkpoint.manifest.get("versions")):
         config = TrainConfig.from_file(checkpoint.meta["config"])
+        config.hyper()  # an older version may have had other settings
         _check_meta(checkpoint)
         taken = int(checkpoint.meta["counters"]["env_steps"])
     if total_timesteps is not None:
@@ -42,6 +44,7 @@ def open_for_resume(
     if cluster is not None:
         if config.cluster is None:
             raise UserError("this run is not distributed: continue it without --cluster")
+        allow_address(cluster)
         config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"address": cluster})})
     if config.total_timesteps <= taken and runs.read_status(found.parent.parent) in ("completed", "stopped"):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Arguments of Stable-Baselines3 that have another name here: understood, or one sentence that says what to use."""
+"""Arguments of Stable-Baselines3 that have another name here: translated, or refused with what to use instead."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _policy_kwargs(algo: str, known: set[str], value: Any) -> Settings:
 
 
 def _widths(net_arch: Any) -> Any:
-    """One list of widths; the networks of actor and critic have the same here."""
+    """One list of widths: here, actor and critic have the same widths."""
     if isinstance(net_arch, list | tuple) and len(net_arch) == 1 and isinstance(net_arch[0], Mapping):
         net_arch = net_arch[0]
     if isinstance(net_arch, Mapping):

@@ -31,8 +31,10 @@ from rl_training.experiment.run.checkpoint import (
     step_name,
 )
 from rl_training.experiment.run.config import TrainConfig
+from rl_training.experiment.run.dataset_picture import save_dataset_picture
 from rl_training.experiment.run.datasets import DatasetFactory, warn_of_random_data
 from rl_training.experiment.run.environment import training_envs, with_env
+from rl_training.experiment.run.eval_video import EvaluationVideos
 from rl_training.experiment.run.history import Clock, RunHistory
 from rl_training.experiment.run.metrics import MetricsLogger, evaluation_rows
 from rl_training.experiment.run.nan_dump import check_finite
@@ -80,6 +82,7 @@ class Trainer:
                 self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation"),
                 deterministic=config.eval_deterministic,
             )  # fmt: skip
+            self.videos = EvaluationVideos(config, self.algorithm, self.env)
             self.history, self.clock = RunHistory(), Clock()
             self._stop: str | None = None
             self._signal: int | None = None
@@ -98,6 +101,7 @@ class Trainer:
             elif config.init_from is not None:
                 start_from(self._here / config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
             self.run_dir = self._open_run_dir()
+            save_dataset_picture(self.run_dir, self.algorithm.dataset)
         except BaseException:
             self.envs.close()
             if hasattr(self, "_lock"):
@@ -337,7 +341,7 @@ class Trainer:
 
     def _log(self) -> None:
         check_finite(self.run_dir, self.loop)
-        elapsed, split = self.history.seconds, self.clock.split(self.loop)
+        elapsed, split = self.history.seconds, self.clock.split(self.loop) | self.clock.use(self.device)
         for i, seed in enumerate(self.seeds):
             values = {**self.loop.episodes.metrics(i), **self.loop.train_metrics(i)}
             values["train/gradient_steps"] = float(self.loop.gradient_steps)
@@ -356,13 +360,13 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluate every seed; False when a signal interrupted it."""
         self.progress.update(self.loop.env_steps, text="evaluating ...")
+        train, step, stopped = self.loop.learner.train, self.loop.env_steps, lambda: self._signal is not None
         with self._signals.interruptible():
-            result = self.evaluator.run(self.loop.learner.train, lambda: self._signal is not None)
-        if result is None:
-            return False
+            result = self.evaluator.run(train, stopped)
+            if result is None or not self.videos.record(self.run_dir, train, step, stopped):
+                return False
         scores = (result.returns, result.lengths, result.successes)
         summary: dict[str, Any] = eval_summary(list(self.seeds), *scores, self.config.score_bounds())
-        step = self.loop.env_steps
         for seed, values in evaluation_rows(summary):
             self.logger.log(step, values, seed)
         history = self.history
@@ -375,8 +379,8 @@ class Trainer:
         if history.best_eval is None or summary["mean_return"] > history.best_eval["mean_return"]:
             check_finite(self.run_dir, self.loop)
             history.best_eval = history.last_eval
-            train = dict(tree_items(self.loop.learner.train, "train"))
-            save_checkpoint(self.checkpoints, best_name(step), tensors={"state": train}, meta=self._meta("policy", {}))
+            state = dict(tree_items(train, "train"))
+            save_checkpoint(self.checkpoints, best_name(step), tensors={"state": state}, meta=self._meta("policy", {}))
             prune(self.checkpoints, self.config.keep_checkpoints)
         goal = self.config.stop_at_return
         if goal is not None and summary["mean_return"] >= goal:
@@ -427,6 +431,7 @@ class Trainer:
             "device": str(self.device),
             "execution": self.plan.execution.mode,
             **({"dataset_hash": self.dataset_hash} if self.dataset_hash is not None else {}),
+            **({"cluster": self.config.cluster.address} if self.config.cluster is not None else {}),
             "final_eval": self.history.last_eval,
             "best_eval": self.history.best_eval,
             "checkpoint": f"checkpoints/{path.name}",

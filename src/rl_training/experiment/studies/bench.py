@@ -1,4 +1,4 @@
-"""Runs a suite: as many studies at a time as the machine holds, each a trial that can be killed and continued.
+"""Runs a suite: as many studies at a time as fit on the machine, each a trial that can be killed and continued.
 
 <bench>/<study>/          one run directory, worker.log, study.json (which run it is and what it needs)
 <results>/<study>.json    written when a study ends, or is cut after its first evaluation
@@ -67,13 +67,13 @@ class Task:
 
     @property
     def state(self) -> TrialState:
-        """The state of the study's run; new if the directory is that of other settings."""
+        """The state of the study's run; new if the directory has other settings."""
         mine = read_json_object(self.directory / FILE).get("config") == self.settings
         return trial_state(self.directory) if mine else TrialState("new")
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The result on disk; empty if there is none, or one of other settings."""
+        """The result on disk; empty if there is none, or if it has other settings."""
         row = read_json_object(self.result)
         return row if row and not stale(row, self.config) else {}
 
@@ -269,7 +269,7 @@ class _Room:
 
 
 def needs_of(config: TrainConfig) -> Needs:
-    """What `plan` says about a run. A dataset is not made for it: a small random one stands in."""
+    """The needs that `plan` estimates for a run. A small random dataset replaces the real one."""
     rows, recipe = 0, getattr(config.hyper(), "dataset", None)
     if recipe is not None:
         small, rows = 1_000, recipe.size or DATASET_ROWS
@@ -291,7 +291,7 @@ def progress_of(run_dir: Path | None) -> Progress | None:
 
 
 def stale(row: dict[str, Any], config: TrainConfig) -> bool:
-    """Was a result measured with other settings than the suite has now? Settings that are new since do not count."""
+    """Was a result measured with settings that the suite has changed since? Settings added since do not count."""
     old, new = (flat(_measured(one)) for one in (row.get("config", {}), config.resolved().to_dict()))
     new = json.loads(json.dumps(new))
     return any(value != new[key] for key, value in old.items() if key in new)

@@ -18,7 +18,7 @@ import threading
 import traceback
 from typing import Any
 
-from rl_training.imports import allow_import
+from rl_training.imports import allow_again
 from rl_training.registry import resolve
 
 
@@ -86,8 +86,7 @@ def _work(job: dict[str, Any], life: int) -> None:
             import torch
 
             torch.set_num_threads(job["threads"])
-        for name in job["allow"]:
-            allow_import(name)
+        allow_again(job["allow"])
         resolve(job["target"])(*job["arguments"])
         status = 0
     except BaseException:

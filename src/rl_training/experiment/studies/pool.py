@@ -21,7 +21,7 @@ from typing import Any, Literal
 from rl_training.cluster.tasks import ClusterWorkers
 from rl_training.errors import UserError
 from rl_training.experiment.studies.trials import TrialState, record_failure, trial_state
-from rl_training.imports import allowed_imports
+from rl_training.imports import allowances
 from rl_training.machine import python_command, usable_cpus
 
 RETRIES = 3
@@ -99,7 +99,7 @@ class Pool:
         job.directory.mkdir(parents=True, exist_ok=True)
         order = {
             "id": job.name, "target": self.target, "arguments": job.arguments, "log": str(job.directory / LOG),
-            "threads": job.threads or max(1, usable_cpus() // self.workers), "allow": allowed_imports(),
+            "threads": job.threads or max(1, usable_cpus() // self.workers), "allow": allowances(),
         }  # fmt: skip
         self._running[job.name] = (job, before)
         if self._cluster is not None:

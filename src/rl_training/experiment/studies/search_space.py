@@ -23,7 +23,7 @@ _KEYS = ({"choices"}, {"low", "high"}, {"low", "high", "log"})
 
 @cache
 def _table() -> dict[str, Any]:
-    path = resources.files("rl_training") / "assets" / "spaces.yaml"
+    path = resources.files("rl_training") / "assets" / "search_spaces.yaml"
     data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return data
 

@@ -80,7 +80,7 @@ class Study(BaseModel):
         return config
 
     def passes(self, score: float, completed: bool = True) -> bool | None:
-        """Is the bar reached? None where there is none to judge by."""
+        """Is the bar reached? None if there is no bar to judge by."""
         return completed and score >= self.bar.threshold if self.bar is not None and self.bar.judged else None
 
     def score_of(self, mean_return: float) -> float:

@@ -167,8 +167,8 @@ def work(directory: str, config: dict[str, Any], env: str) -> None:
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """What identifies a trial: all settings except the output directory."""
-    return {key: value for key, value in config.to_dict().items() if key != "output_dir"}
+    """What identifies a trial: all settings except those that change nothing about its agent."""
+    return {key: value for key, value in config.to_dict().items() if key not in ("output_dir", "eval_video")}
 
 
 def first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:

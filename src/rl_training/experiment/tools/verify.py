@@ -126,7 +126,7 @@ def run_entry(
     trained = Trainer(config, progress=progress).run()
     if trained.signal is not None:
         raise UserError(
-            f"interrupted: no result was written; `rl-training resume --run {trained.run_dir}` continues this run"
+            f"interrupted: no result was written; `rl-training resume --checkpoint {trained.run_dir}` continues it"
         )
     result = result_of(entry, config, trained, base)
     output.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,10 @@ from rl_training.experiment.run.environment import with_env
 from rl_training.experiment.run.metrics import read_metrics
 from rl_training.experiment.run.run_plan import plan_run
 from rl_training.experiment.run.trainer import Trainer
-from rl_training.imports import allow_import, allowed_imports
+from rl_training.imports import allow_again, allowances
 from rl_training.machine import python_command
 
 MIN_UPDATES = 40  # enough for targets, schedules and priorities to change
-_WALL_TIME = ("time", "time/fps", "time/environment", "time/acting", "time/learning")
 
 
 class _Cut(Callback):
@@ -67,7 +66,7 @@ def verify_resume(config: TrainConfig, *, steps: int | None = None) -> dict[str,
 def resume_in_fresh_process(run_dir: Path, env_id: str) -> str:
     """Complete the run; returns how its environments were restored."""
     module = "rl_training.experiment.tools.verify_resume"
-    command = python_command(module, str(run_dir), env_id, *allowed_imports())
+    command = python_command(module, str(run_dir), env_id, json.dumps(allowances()))
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or [f"status {done.returncode}"]
@@ -92,15 +91,14 @@ def digests(run_dir: Path) -> dict[str, str]:
             data = x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             head = f"{x.dtype} {tuple(x.shape)} ".encode()
             out[f"{stem}/{name}"] = hashlib.sha256(head + data).hexdigest()
-    rows = [{k: v for k, v in row.items() if k not in _WALL_TIME} for row in read_metrics(run_dir)]
+    rows = [{k: v for k, v in row.items() if k.partition("/")[0] != "time"} for row in read_metrics(run_dir)]
     for name, value in (("counters", checkpoint.meta["counters"]), ("metrics.jsonl", rows)):
         out[name] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     return out
 
 
 if __name__ == "__main__":
-    for _name in sys.argv[3:]:
-        allow_import(_name)
+    allow_again(json.loads(sys.argv[3]))
     _trainer = Trainer.resume(sys.argv[1], env=sys.argv[2], progress=False)
     _trainer.run()
     print(json.dumps({"env_restored": _trainer.env_restored}))

@@ -59,6 +59,7 @@ def _one_graph(fn: Callable[..., Any], device: torch.device, rewrites: dict[str,
     options = dict(rewrites)
     if device.type == "cpu":
         options |= {"cpp_wrapper": True, "size_asserts": False}  # the tensors are static: their sizes cannot change
+        internals.without_shim_warnings()
     options = {**internals.known_options(options), "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     return torch.compile(_own_code(fn), fullgraph=True, dynamic=False, options=options)
 

@@ -24,7 +24,9 @@ ON_DEVICE: dict[str, type[Loop]] = {"off_policy": DeviceOffPolicyLoop, "on_polic
 def loop_class(name: str, vectorization: str = "auto") -> type[Loop]:
     if vectorization == "device":
         if name not in ON_DEVICE:
-            raise UserError(f"vectorization: device is for training in an environment; the loop {name} has none there")
+            raise UserError(
+                f"vectorization: device needs a training loop of kind {' or '.join(ON_DEVICE)}; this one is {name}"
+            )
         return ON_DEVICE[name]
     if name not in LOOPS:
         raise UserError(f"there is no training loop '{name}'; known: {', '.join(LOOPS)}")

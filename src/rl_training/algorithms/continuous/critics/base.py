@@ -163,7 +163,7 @@ class CriticOptions(CriticFields):
         if not wanted:
             return self
         if "layer_norm" not in type(self).model_fields:
-            raise UserError(f"layer_norm does not go with critics of kind {self.kind}; set it to false")
+            raise UserError(f"layer_norm cannot be combined with critics of kind {self.kind}; set it to false")
         return self.model_copy(update={"layer_norm": True})
 
     def network(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class RenormOptions(RenormFields, CriticOptions):
     ) -> nn.Module:  # fmt: skip
         if network != "mlp":
             raise UserError(
-                f"network: {network} does not go with renormalised critics, which have a network of their own"
+                f"network: {network} cannot be combined with renormalised critics, which have a network of their own"
             )
         return CrossQModel(
             spec, hidden_sizes, critic_hidden_sizes=self.critic_hidden_sizes or critic_hidden_sizes or hidden_sizes,

@@ -70,7 +70,7 @@ AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))  # (row, column) of a step to the eas
 class DoorKey(gym.Env[Any, Any]):
     """Take the key, unlock the door in the wall, and reach the goal in the lower right corner of the other room.
 
-    Wall, door, key and agent are placed anew in every episode. The actions are: turn left, turn right, go forward, pick
+    Wall, door, key and agent have new places in every episode. The actions are: turn left, turn right, go forward, pick
     up the key ahead, unlock the door ahead. Reaching the goal pays 1 less 0.9 times the share of the `max_steps` (by
     default 10 `size`^2) that was used; nothing else pays.
 
