@@ -144,6 +144,7 @@ class Wrong(nn.Module):
     ("features", "message"),
     [
         (Doubling(7), "cannot read the observations of CartPole-v1"),
+        ("json:loads", "features must be a module or a function that makes one, not str"),
         (Wrong(), "one vector for each observation"),
         (lambda spec: 3, "a module or a function that makes one, not int"),
     ],

@@ -54,6 +54,8 @@ class Fault(CartPoleEnv):
             if fault == "chdir":
                 os.makedirs("elsewhere", exist_ok=True)
                 os.chdir("elsewhere")
+        if os.environ["FAULT"] == "sleep in threads" and Fault.count >= int(os.environ["FAULT_AT"]):
+            time.sleep(600)
         return super().step(action)
 
 gymnasium.register("Fault-v0", entry_point=Fault, max_episode_steps=50)
@@ -62,7 +64,8 @@ gymnasium.register("Fault-v0", entry_point=Fault, max_episode_steps=50)
 
 def start(tmp_path: Path, fault: str, *words: str, at: int = 100) -> subprocess.Popen[str]:
     (tmp_path / "fault_env.py").write_text(MODULE)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FAULT": fault, "FAULT_AT": str(at)}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "FAULT": fault, "FAULT_AT": str(at)}
     settings = ["num_envs=1", "checkpoint_interval=50", "eval_episodes=1"]
     return subprocess.Popen(
         [sys.executable, "-m", "rl_training", "train", "--algo", "dqn", "--env", "fault_env:Fault-v0", "-n", "300",
@@ -90,11 +93,12 @@ def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
 
 @slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize(("fault", "signals"), [("sleep", 2), ("C sleep", 3), ("swallow", 3)])
+@pytest.mark.parametrize(("fault", "signals"), [("sleep", 2), ("C sleep", 3), ("swallow", 3), ("sleep in threads", 2)])
 def test_a_hung_environment_can_be_interrupted(
     tmp_path: Path, number: signal.Signals, status: int, fault: str, signals: int
 ) -> None:
-    process = start(tmp_path, fault)
+    threads = ("--set", "vectorization=threads", "--set", "num_envs=2") if fault == "sleep in threads" else ()
+    process = start(tmp_path, fault, *threads)
     wait_for_hang(process)
     for n in range(signals):
         time.sleep(0.2 if n < 2 else 1.5)  # the third only after the second had its chance

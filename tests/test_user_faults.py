@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import typer
 from gymnasium import spaces
 from helpers import config_for
 
@@ -112,15 +113,21 @@ def test_a_failing_constructor_names_the_environment(error: BaseException, kind:
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(RuntimeError("no fuel"), "RuntimeError: no fuel, raised in"), (StopIteration(), "StopIteration, raised in")],
-)
-def test_an_error_in_a_step_says_where_it_was_raised(
-    error: Exception, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    [
+        (RuntimeError("no fuel"), "RuntimeError: no fuel"), (StopIteration(), "StopIteration"),
+        (BrokenPipeError(32, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe"),
+        (FileNotFoundError(2, "No such file", "x.map"), "FileNotFoundError: [Errno 2] No such file: 'x.map'"),
+        (typer.BadParameter("x"), "BadParameter: x"), (ValueError("\udcff"), "ValueError: "),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["step", "reset"])
+def test_an_error_of_an_environment_names_it(
+    method: str, error: Exception, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Fails(Odd):
-        def step(self, action: Any) -> Any:
-            raise error
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
 
+    Fails = type("Fails", (Odd,), {method: fail})
     gym.register("Failing-v0", entry_point=Fails)
     try:
         words = ["train", "-a", "dqn", "-e", "Failing-v0", "-n", "50", "--defaults", "-o", str(tmp_path)]
@@ -128,8 +135,7 @@ def test_an_error_in_a_step_says_where_it_was_raised(
     finally:
         gym.registry.pop("Failing-v0")
     said = capsys.readouterr().err
-    assert message in said
-    assert f"{__name__} ({__file__}:" in said
+    assert f"error: the environment failed: {message}, raised in {__name__} ({__file__}:" in said
 
 
 @pytest.mark.parametrize("setting", ["id=1", "disable_env_checker=true", "max_episode_steps=0", "render_mode=[1]"])
@@ -155,6 +161,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("place", ["/", "."])
 def test_a_report_to_a_directory_is_the_users_mistake(run: Path, option: str, place: str) -> None:
     assert main(["report", str(run), option, place]) == 2
+
+
+@pytest.mark.parametrize("option", ["--html", "--markdown"])
+def test_a_report_does_not_replace_a_device(run: Path, option: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["report", str(run), option, str(pipe)]) == 2
+    assert pipe.is_fifo()
 
 
 def copy_of(run: Path, tmp_path: Path, change: Callable[[dict[str, Any], Any], None]) -> Path:
@@ -193,9 +207,10 @@ def test_a_sealed_checkpoint_with_malformed_meta_data_is_refused(run: Path, tmp_
     assert main(["resume", "--run", str(copy_of(run, tmp_path, change)), "-n", "120", "--no-progress"]) in (0, 2)
 
 
-def test_a_malformed_nvec_is_refused(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [put("env_spec", "action", "nvec", ["x"]), put("env_spec", 1.5)])
+def test_a_malformed_specification_is_refused(change: Any, run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a checkpoint of a training run"):
-        Agent.load(copy_of(run, tmp_path, put("env_spec", "action", "nvec", ["x"])))
+        Agent.load(copy_of(run, tmp_path, change))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

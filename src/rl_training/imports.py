@@ -111,7 +111,8 @@ def check_address(address: str) -> None:
     if address not in HERE and address not in _addresses:
         raise UserError(
             f"cluster.address names the Ray cluster at {address}, and one that only a file names is not joined:"
-            f" type --cluster {address} to join it (in Python: cluster='{address}' or cluster={{'address': ...}})"
+            f" type --cluster {address}, or --set cluster.address={address}, to join it (in Python: cluster='{address}'"
+            " or cluster={'address': ...})"
         )
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import re
+import select
 import sys
 import tempfile
 import threading
@@ -35,6 +36,7 @@ _stdout: Any = None  # the original stdout while it is redirected
 _TOO_LARGE = re.compile(
     "^OutOfMemoryError|allocate memory|Overflow when unpacking|multiplication overflow|size calculation"
 )
+_CALLERS = tuple(f"rl_training.envs.{name}" for name in ("sync", "native", "masks"))  # they call environments
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Newer versions of typer bundle their own click. BadParameter is public in all versions and leads to the base classes.
@@ -131,11 +133,14 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return 130
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # click's answer to it
         error = error.__context__
-    if isinstance(error, BrokenPipeError):  # `rl-training list | head -1`
+    in_environment = _in_environment(error)
+    if isinstance(error, BrokenPipeError) and (not in_environment or _reader_is_gone()):  # `rl-training list | head -1`
         _drop_stdout()
         return 141
     if debug:
         traceback.print_exception(error)
+    if in_environment:
+        return _fail(f"the environment failed: {_described(error, argv, debug)}", 1)
     if isinstance(error, _UsageError):
         return _fail(_usage_message(error, argv), 2)
     if isinstance(error, UserError | _ClickException):
@@ -150,14 +155,25 @@ def _status_of(error: BaseException, argv: list[str], debug: bool) -> int:
         return _fail(str(error), 1)
     if isinstance(error, MemoryError) or _TOO_LARGE.search(describe(error)):
         return _fail("not enough memory; use fewer seeds or environments, or smaller buffer_size or hidden_sizes", 2)
-    where = "" if debug else f"; {_save_traceback(error, argv)}"
     if type(error).__name__ == "EnvError":  # caused by an exception of the environment's own code
-        return _fail(f"{error}{where}", 1)
+        return _fail(f"{error}{_traceback_place(error, argv, debug)}", 1)
     if isinstance(error, SystemExit):
-        return _fail(
-            f"sys.exit({error.code!r}) was called in {_raised_in(error)}, so the command ended early{where}", 1
-        )
-    return _fail(f"unexpected {describe(error)}, raised in {_raised_in(error)}{where}", 1)
+        what = f"sys.exit({error.code!r}) was called in {_raised_in(error)}, so the command ended early"
+        return _fail(f"{what}{_traceback_place(error, argv, debug)}", 1)
+    return _fail(f"unexpected {_described(error, argv, debug)}", 1)
+
+
+def _described(error: BaseException, argv: list[str], debug: bool) -> str:
+    return f"{describe(error)}, raised in {_raised_in(error)}{_traceback_place(error, argv, debug)}"
+
+
+def _in_environment(error: BaseException) -> bool:
+    """Did a step or reset of an environment raise it? The innermost frame of the library is the one that called it."""
+    if isinstance(error, UserError | MemoryError | SystemExit) or type(error).__name__ == "EnvError":
+        return False
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [index for index, name in enumerate(modules) if name.partition(".")[0] == "rl_training"]
+    return bool(own) and own[-1] < len(modules) - 1 and modules[own[-1]] in _CALLERS
 
 
 def _raised_in(error: BaseException) -> str:
@@ -210,17 +226,29 @@ def _os_message(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
 
-def _save_traceback(error: BaseException, argv: list[str]) -> str:
+def _traceback_place(error: BaseException, argv: list[str], debug: bool) -> str:
     """Save the traceback to a file and say where it is. A failure here must not hide the first error."""
+    if debug:  # it was shown
+        return ""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="rl-training-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
             file.write(f"{PROGRAM} {' '.join(argv)}\n\n")
             traceback.print_exception(error, file=file)
-        return f"the traceback is in {file.name} (or run again with {DEBUG} to see it)"
+        return f"; the traceback is in {file.name} (or run again with {DEBUG} to see it)"
     except OSError:
-        return f"run again with {DEBUG} to see the traceback"
+        return f"; run again with {DEBUG} to see the traceback"
+
+
+def _reader_is_gone() -> bool:
+    """Was the pipe that stdout writes to closed?"""
+    try:
+        poll = select.poll()
+        poll.register((_stdout or sys.stdout).fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # not a file, or no poll on this system
+        return False
 
 
 def _drop_stdout() -> None:

@@ -103,7 +103,7 @@ def _require_answer(address: str) -> None:
                 return
             link.sendall(_HELLO)
             answer = link.makefile("rb").read(4)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason})") from None
     if answer[3:] != bytes([_SETTINGS]):

@@ -8,9 +8,10 @@ thread at a time, and results are read in order: they are those of `SyncVectorEn
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rl_training.envs.sync import SubEnvs, SyncVectorEnv
@@ -30,15 +31,43 @@ class Outcome(NamedTuple):
         return self.result
 
 
-def _step_all(steps: Sequence[Callable[[Any], Any]], actions: Any) -> list[Outcome]:
+def _step_all(
+    steps: Sequence[Callable[[Any], Any]], actions: Any, caught: tuple[type[BaseException], ...]
+) -> list[Outcome]:
     """Step some environments; those after one that fails are not stepped."""
     done: list[Outcome] = []
     for step, action in zip(steps, actions):
         try:
             done.append(Outcome(step(action)))
-        except BaseException as error:  # it is raised again where the result is read
+        except caught as error:  # it is raised again where the result is read
             return [*done, Outcome(None, error)]
     return done
+
+
+class _Helper:
+    """A thread that steps its share when asked. It is a daemon: one that hangs must not keep the process alive."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self._orders: SimpleQueue[tuple[Any, Any] | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[list[Outcome]] = SimpleQueue()
+        threading.Thread(target=self._work, name="rl-training-env", daemon=True).start()
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._outcomes.put(_step_all(*order, caught=(BaseException,)))
+
+    def begin(self, steps: Sequence[Callable[[Any], Any]], actions: Any) -> None:
+        self.busy = True
+        self._orders.put((steps, actions))
+
+    def outcomes(self) -> list[Outcome]:
+        found = self._outcomes.get()
+        self.busy = False
+        return found
+
+    def end(self) -> None:
+        self._orders.put(None)
 
 
 class ThreadedSubEnvs(SubEnvs):
@@ -49,19 +78,24 @@ class ThreadedSubEnvs(SubEnvs):
         count, threads = len(self.envs), min(len(self.envs), usable_cpus())
         edges = [count * i // threads for i in range(threads + 1)]
         self._shares = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        self._pool = ThreadPoolExecutor(threads, "rl-training-env")
+        self._helpers = [_Helper() for _ in self._shares[1:]]
 
     def _begin(self, decoded: Any) -> Sequence[Callable[[Any], Any]]:
         first, *others = self._shares
-        running = [self._pool.submit(_step_all, self._steps[rows], decoded[rows]) for rows in others]
-        outcomes = _step_all(self._steps[first], decoded[first])  # this thread's own share
-        for share in running:
-            outcomes += share.result()
+        for helper, rows in zip(self._helpers, others):
+            helper.begin(self._steps[rows], decoded[rows])
+        # This thread's own share. A second Ctrl-C is neither an Exception nor SystemExit, and ends the step here.
+        outcomes = _step_all(self._steps[first], decoded[first], caught=(Exception, SystemExit))
+        for helper in self._helpers:
+            outcomes += helper.outcomes()
         return [partial(Outcome.tell, outcome) for outcome in outcomes]
 
     def close(self) -> None:
-        self._pool.shutdown()
-        super().close()
+        hung = any(helper.busy for helper in self._helpers)
+        for helper in self._helpers:
+            helper.end()
+        if not hung:  # an environment that is still in its step cannot be closed
+            super().close()
 
 
 class ThreadVectorEnv(SyncVectorEnv):

@@ -193,7 +193,7 @@ class OwnFeatures(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         given = spec.features
-        network = copy.deepcopy(given) if isinstance(given, nn.Module) else given(spec)
+        network = copy.deepcopy(given) if isinstance(given, nn.Module) else given(spec) if callable(given) else given
         if not isinstance(network, nn.Module):
             raise UserError(f"features must be a module or a function that makes one, not {type(network).__name__}")
         self.network = network

@@ -46,7 +46,8 @@ def check_numbers(saved: Mapping[str, torch.Tensor]) -> None:
 
 def check_features(checkpoint: Checkpoint, features: Any) -> None:
     """A features network of the user's own is code, so a checkpoint has only its weights: it must be given again."""
-    name = checkpoint.meta.get("env_spec", {}).get("features")
+    with checkpoint_errors(checkpoint.path):
+        name = checkpoint.meta.get("env_spec", {}).get("features")
     if (name is None) != (features is None):
         raise UserError(
             f"this policy reads observations with a network of its own, {name}: pass it again as features=..."

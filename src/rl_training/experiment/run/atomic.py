@@ -103,7 +103,9 @@ def atomic_write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     if path.is_dir():
         raise UserError(f"{path} is a directory; give the name of a file")
-    atomic_write_bytes(path, text.encode())
+    if path.exists() and not path.is_file():  # as root, this would put a file in the place of /dev/null
+        raise UserError(f"{path} is a device or pipe; give the name of a file")
+    atomic_write_bytes(path, text.encode(errors="backslashreplace"))  # others' messages may not be valid Unicode
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
