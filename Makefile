@@ -88,7 +88,7 @@ check: lint
 	$(PYTEST) -m "not slow"
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) --durations=20
 
 # The suite compiles a few algorithms; this compiles them all (an hour of one core).
 test-compiled: $(VENV)/.installed-dev

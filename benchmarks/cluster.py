@@ -1,17 +1,23 @@
 """Speed of distributed training with environments that only sleep, so that what is left is the cost of the cluster.
 
 python benchmarks/cluster.py scaling --actors 1 2 4 8 14     # steps/s of IMPALA against the ideal, by actors
-python benchmarks/cluster.py overhead                        # CPU seconds of one actor against one process
+python benchmarks/cluster.py scaling --env ALE/Pong-v5       # the same on a real environment; the ideal is one actor's
+python benchmarks/cluster.py overhead --repeat 3             # one actor against one process
 python benchmarks/cluster.py costs                           # what a message, a broadcast and an update cost
-python benchmarks/cluster.py kills                           # kill actors, shards, learners and nodes while training
+python benchmarks/cluster.py kills --output kills.jsonl      # kill actors, shards, learners and nodes while training
+python benchmarks/cluster.py learn --output learn.jsonl      # scores with and without actors
 python benchmarks/cluster.py rllib                           # the same work in RLlib (needs ray[rllib])
+
+`kills` and `learn` write a line for each run that is complete, and leave out runs that the file has already.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -23,6 +29,8 @@ import numpy as np
 from rl_training import TrainConfig, make_config
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.trainer import Trainer
+
+QUICK: dict[str, Any] = {"eval_episodes": 1, "output_dir": "/tmp/cluster-benchmark", "log_interval": 10**9}
 
 
 class SleepingEnv(gym.Env):  # type: ignore[type-arg]
@@ -47,66 +55,6 @@ class SleepingEnv(gym.Env):  # type: ignore[type-arg]
         return self.obs, 1.0, False, self.taken >= 500, {}
 
 
-class Clock(Callback):
-    """Steps and seconds since the first unroll: starting processes is not part of the speed."""
-
-    first: tuple[float, int] | None = None
-
-    def on_collect_end(self, trainer: Any, result: Any) -> None:
-        self.last = (time.monotonic(), trainer.env_steps)
-        self.first = self.first or self.last
-
-    @property
-    def speed(self) -> float:
-        assert self.first is not None
-        return (self.last[1] - self.first[1]) / max(1e-9, self.last[0] - self.first[0])
-
-
-def run(steps: int, cluster: dict[str, Any] | None, sleep: float, envs: int, algo: str = "impala", **more: Any) -> Any:
-    clock = Clock()
-    fields = {
-        "num_envs": envs,
-        "eval_episodes": 1,
-        "output_dir": "/tmp/cluster-benchmark",
-        "log_interval": 10**9,
-        **more,
-    }
-    config = TrainConfig(algo=algo, env_id="Sleeping-v0", total_timesteps=steps, cluster=cluster, **fields)
-    trainer = Trainer(config, env=lambda: SleepingEnv(sleep), callbacks=[clock], progress=False, check_every=1)
-    result = trainer.run()
-    return clock.speed, result.metrics
-
-
-def scaling(actors: list[int], sleep: float, seconds: float) -> list[dict[str, float]]:
-    """Each actor has four environments, stepped one after the other, so its ideal speed is 1 / sleep."""
-    rows: list[dict[str, float]] = []
-    for count in actors:
-        cluster = {"actors": count, "envs_per_actor": 4, "cpus_per_actor": 0.1}
-        steps = int(count * seconds / sleep) // (80 * count) * 80 * count
-        speed, metrics = run(steps, cluster, sleep, 4 * count, algo_kwargs={"n_steps": 20})
-        rows.append({"actors": count, "steps_per_second": round(speed), "ideal": round(count / sleep),
-                     "share_of_ideal": round(speed * sleep / count, 3),
-                     "staleness": round(metrics.get("cluster/staleness_mean", 0.0), 2)})  # fmt: skip
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def overhead(steps: int) -> None:
-    """CPU time per step of the driver and one actor together, against one process; CartPole, IMPALA."""
-    for cluster in (None, {"actors": 1, "envs_per_actor": 8}):
-        clock = Clock()
-        config = TrainConfig(algo="impala", env_id="CartPole-v1", total_timesteps=steps, num_envs=8, cluster=cluster,
-                             eval_episodes=1, output_dir="/tmp/cluster-benchmark", log_interval=10**9)  # fmt: skip
-        trainer = Trainer(config, callbacks=[clock], progress=False)
-        before, started = time.process_time(), time.monotonic()
-        result = trainer.run()
-        row = {"cluster": bool(cluster), "steps_per_second": round(clock.speed),
-               "driver_cpu_us_per_step": round((time.process_time() - before) / steps * 1e6, 1),
-               "seconds": round(time.monotonic() - started, 1),
-               "actor_steps_per_second": round(result.metrics.get("cluster/actor_fps_mean", 0.0))}  # fmt: skip
-        print(json.dumps(row), flush=True)
-
-
 def cpu_seconds() -> float:
     """CPU time that this process and all processes below it have used, those of Ray included."""
     parents, used, ticks = {}, {}, os.sysconf("SC_CLK_TCK")
@@ -123,7 +71,7 @@ def cpu_seconds() -> float:
 
 
 class Meter(Callback):
-    """Steps, seconds and CPU seconds between two times of a run, which lie behind its start."""
+    """Steps, seconds and CPU seconds between two times of a run, which lie behind the first unroll of every actor."""
 
     def __init__(self, start: float, seconds: float) -> None:
         self.start, self.seconds, self.marks = start, seconds, []
@@ -140,7 +88,8 @@ class Meter(Callback):
         return len(self.marks) == 2
 
     def on_collect_end(self, trainer: Any, result: Any) -> None:
-        if self.tick(trainer.env_steps):
+        fleet = getattr(trainer.loop, "fleet", None)
+        if (fleet is None or all(fleet._speed)) and self.tick(trainer.env_steps):
             trainer.request_stop("measured")
 
     def row(self, library: str, actors: int) -> dict[str, Any]:
@@ -155,6 +104,39 @@ class Meter(Callback):
         }
 
 
+def measured(env: Any, envs: int, cluster: dict[str, Any] | None, start: float, seconds: float, **more: Any) -> Any:
+    """The speed of IMPALA on an environment: an id, or a function that makes it."""
+    meter, env_id = Meter(start, seconds), env if isinstance(env, str) else "Sleeping-v0"
+    config = TrainConfig(algo="impala", env_id=env_id, num_envs=envs, total_timesteps=10**8, cluster=cluster, **QUICK,
+                         **more)  # fmt: skip
+    made = None if isinstance(env, str) else env
+    Trainer(config, env=made, callbacks=[meter], progress=False, check_every=1).run()
+    return meter.row("rl_training", cluster["actors"] if cluster else 0)
+
+
+def scaling(env: str | None, actors: list[int], sleep: float, seconds: float) -> None:
+    """Each actor has four environments, stepped one after the other: if they sleep, its ideal speed is 1 / sleep.
+    For other environments, the ideal is the speed of the first measurement's actors."""
+    each = 0.0 if env else 1.0 / sleep
+    for count in actors:
+        cluster = {"actors": count, "envs_per_actor": 4, "cpus_per_actor": 0.1, "timeout": 300.0}
+        work = env or functools.partial(SleepingEnv, sleep)
+        row = measured(work, 4 * count, cluster, 3.0, seconds, algo_kwargs={"n_steps": 20})
+        each = each or row["steps_per_second"] / count
+        share = round(row["steps_per_second"] / count / each, 3)
+        print(json.dumps({"env": env or f"sleeping {sleep * 1e3:g} ms", **row, "share_of_ideal": share}), flush=True)
+
+
+def overhead(seconds: float, repeat: int) -> None:
+    """IMPALA with eight environments in one process, and with the same environments in one actor. The sleeping
+    environments need no CPU, so that nothing is gained by stepping them in another process."""
+    works: dict[str, Any] = {"CartPole-v1": "CartPole-v1", "sleeping 0.1 ms": functools.partial(SleepingEnv, 1e-4)}
+    for name, env in works.items():
+        for _ in range(repeat):
+            for cluster in (None, {"actors": 1, "envs_per_actor": 8}):
+                print(json.dumps({"env": name, **measured(env, 8, cluster, 3.0, seconds)}), flush=True)
+
+
 def rllib(actors: int, seconds: float) -> None:
     """IMPALA on CartPole with the same work in both libraries: actors with four environments each, unrolls of 20 steps,
     an update for as many unrolls as there are actors, two hidden layers of 64 for the policy and for the value."""
@@ -162,14 +144,9 @@ def rllib(actors: int, seconds: float) -> None:
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    meter = Meter(5.0, seconds)
-    config = TrainConfig(
-        algo="impala", env_id="CartPole-v1", total_timesteps=10**8, num_envs=4 * actors,
-        cluster={"actors": actors, "envs_per_actor": 4}, algo_kwargs={"n_steps": 20}, eval_episodes=1,
-        log_interval=10**6, output_dir="/tmp/cluster-benchmark",
-    )  # fmt: skip
-    Trainer(config, callbacks=[meter], progress=False).run()
-    print(json.dumps(meter.row("rl_training", actors)), flush=True)
+    cluster = {"actors": actors, "envs_per_actor": 4}
+    row = measured("CartPole-v1", 4 * actors, cluster, 5.0, seconds, algo_kwargs={"n_steps": 20})
+    print(json.dumps(row), flush=True)
 
     ray.init(num_cpus=actors + 2, log_to_driver=False, include_dashboard=False)
     theirs = (
@@ -208,7 +185,7 @@ def costs(repeat: int = 200) -> dict[str, float]:
                "terminated": np.zeros(80, bool), "truncated": np.zeros(80, bool), "valid": np.ones(80, bool),
                "actions": np.zeros(80, np.int64), "rewards": np.zeros(80, np.float32)}  # fmt: skip
     sent, actor, out = pack(columns, 20), connection.actor(Echo), {}
-    weights = {"policy": np.zeros(10_000, np.float32)}
+    small, large = ({"policy": np.zeros(count, np.float32)} for count in (10_000, 1_680_000))
 
     def timed(name: str, call: Any) -> None:
         call()
@@ -217,9 +194,8 @@ def costs(repeat: int = 200) -> dict[str, float]:
             call()
         out[name] = round((time.process_time() - before) / repeat * 1e3, 3)
 
-    held = ray.put(weights)
-    timed("broadcast_ms", lambda: ray.put(weights))
-    timed("unroll_ms", lambda: unpack(ray.get(actor.send.remote(held, sent)), 20))
+    timed("broadcast_ms", lambda: ray.put(large))  # small parameters travel with each order of an unroll
+    timed("unroll_ms", lambda: unpack(ray.get(actor.send.remote(small, sent)), 20))
     out["unroll_bytes_per_step"] = round(sum(x.nbytes for x in sent.values()) / 80, 1)
     fields: dict[str, Any] = {"num_envs": 8, "algo_kwargs": {"policy_lag": 0}, "output_dir": "/tmp/cluster-benchmark"}
     config = TrainConfig(algo="impala", env_id="CartPole-v1", total_timesteps=10**6, **fields)
@@ -241,78 +217,151 @@ class Killer(Callback):
         at = {kind: sorted(draw.integers(steps // 20, steps * 9 // 10, count)) for kind, count in kills.items()}
         self.nodes, self.draw, self.at, self.done = nodes, draw, at, dict.fromkeys(kills, 0)
 
+    def victims(self, loop: Any, kind: str) -> list[Any]:
+        """Processes that have started. An actor that never survives its start would end the run, as it should."""
+        if kind == "actors":
+            now = time.monotonic()
+            return [a for a, heard in zip(loop.fleet._actors, loop.fleet._heard) if a is not None and heard < now]
+        handles = loop.shards.handles if kind == "shards" else loop.peers.handles
+        return [handle for handle in handles if handle is not None]
+
     def on_collect_end(self, trainer: Any, result: Any) -> None:
         import ray
 
-        loop = trainer.loop
-        handles = {
-            "actors": lambda: loop.fleet._actors, "shards": lambda: loop.shards.handles,
-            "learners": lambda: loop.peers.handles,
-        }  # fmt: skip
         for kind, steps in self.at.items():
             if not steps or steps[0] > trainer.env_steps:
                 continue
             if kind == "nodes":
                 self.nodes.remove_node(next(iter(self.nodes.worker_nodes)), allow_graceful=False)
                 self.nodes.add_node(num_cpus=2, object_store_memory=80 * 2**20)
+            elif found := self.victims(trainer.loop, kind):
+                ray.kill(found[self.draw.integers(len(found))])
             else:
-                alive = [handle for handle in handles[kind]() if handle is not None]
-                if not alive:
-                    continue
-                ray.kill(alive[self.draw.integers(len(alive))])
+                continue
             steps.pop(0)
             self.done[kind] += 1
 
 
-def kills(scale: float) -> None:
+def allowed_updates(trainer: Any) -> int:
+    """The most gradient steps that the data of a run allows: more would mean that some of it was used too often."""
+    hp, steps, envs = trainer.loop.hp, trainer.env_steps, trainer.loop.num_envs
+    if hasattr(hp, "n_steps"):
+        return int(steps // (envs * hp.n_steps))
+    turns = steps // envs - math.ceil(hp.learning_starts / envs) + 1
+    return int(turns // hp.train_freq * hp.gradient_steps)
+
+
+def kills(wanted: dict[str, int], output: Path) -> None:
     """Kill actors, shards, learners and nodes of three runs on a cluster of three virtual nodes."""
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 4, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+    patient = {"health_check_timeout_ms": 60_000}  # a node that is only slow must not be taken for a dead one
+    head = {"num_cpus": 4, "object_store_memory": 100 * 2**20, "include_dashboard": False, "_system_config": patient}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         nodes.add_node(num_cpus=2, object_store_memory=80 * 2**20)
     ray.init(address=nodes.address, log_to_driver=False)
-    cases: list[tuple[str, dict[str, Any], dict[str, float]]] = [
-        ("apex_dqn/cartpole", {"actors": 2, "replay_shards": 2}, {"actors": 80, "shards": 20}),
-        ("a2c/cartpole", {"actors": 4, "learners": 2}, {"learners": 20}),
-        ("impala/cartpole", {"actors": 4}, {"nodes": 10}),
+    cases: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+        ("apex_dqn/cartpole", {"actors": 2, "replay_shards": 2}, ("actors", "shards")),
+        ("a2c/cartpole", {"actors": 4, "learners": 2}, ("learners",)),
+        ("impala/cartpole", {"actors": 4}, ("nodes",)),
     ]
-    for preset, cluster, counts in cases:
+    for preset, cluster, kinds in cases:
+        counts = {kind: wanted[kind] for kind in kinds if wanted[kind]}
+        if not counts or already(output, preset=preset, asked=counts):
+            continue
         config = make_config(preset, cluster={**cluster, "timeout": 20.0}, output_dir="/tmp/cluster-benchmark")
-        wanted = {kind: max(1, round(count * scale)) for kind, count in counts.items()}
-        killer = Killer(nodes, config.total_timesteps, wanted)
+        killer = Killer(nodes, config.total_timesteps, counts)
         started = time.monotonic()
         trainer = Trainer(config, callbacks=[killer], progress=False, check_every=40)
         result = trainer.run()
         last = {key: value for key, value in result.metrics.items() if "replaced" in key or "lost" in key}
-        row = {"preset": preset, "kills": killer.done, "status": result.status, "env_steps": trainer.env_steps,
-               "gradient_steps": trainer.loop.gradient_steps, "mean_return": result.final_eval["mean_return"],
-               "seconds": round(time.monotonic() - started), **last}  # fmt: skip
-        print(json.dumps(row), flush=True)
+        record(output, {
+            "preset": preset, "asked": counts, "kills": killer.done, "status": result.status,
+            "env_steps": trainer.env_steps, "gradient_steps": trainer.loop.gradient_steps,
+            "allowed_gradient_steps": allowed_updates(trainer), "mean_return": result.final_eval["mean_return"],
+            "seconds": round(time.monotonic() - started), **last,
+        })  # fmt: skip
     ray.shutdown()
     nodes.shutdown()
 
 
+ACROBOT: dict[str, dict[str, Any]] = {
+    "apex_dqn": {"num_envs": 8, "total_timesteps": 100_000, "algo_kwargs": {
+        "learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 1_000, "train_freq": 4,
+        "gradient_steps": 8, "target_update_interval": 250, "hidden_sizes": [256, 256]}},
+    "impala": {"num_envs": 8, "total_timesteps": 300_000, "algo_kwargs": {
+        "n_steps": 16, "policy_lag": 1, "optimizer": "adam", "ent_coef": 0.01, "gamma": 0.99,
+        "learning_rate": {"kind": "linear", "start": 2e-3, "end": 0.0}}},
+}  # fmt: skip
+
+
+def learn(names: list[str], seeds: list[int], actors: list[int], output: Path) -> None:
+    """Final scores of presets with and without actors (0: in one process). NAME/acrobot has its settings here."""
+    for name in names:
+        for seed in seeds:
+            for count in actors:
+                if already(output, run=name, seed=seed, actors=count):
+                    continue
+                fields: dict[str, Any] = {"seed": seed, "output_dir": "/tmp/cluster-benchmark"}
+                fields["cluster"] = {"actors": count} if count else None
+                algo, _, task = name.partition("/")
+                if task == "acrobot":
+                    config = TrainConfig(algo=algo, env_id="Acrobot-v1", **ACROBOT[algo], **fields)
+                else:
+                    config = make_config(name, **fields)
+                started = time.monotonic()
+                result = Trainer(config, progress=False).run()
+                lag = {k: round(v, 2) for k, v in result.metrics.items() if "staleness" in k}
+                record(output, {
+                    "run": name, "seed": seed, "actors": count, "mean_return": result.final_eval["mean_return"],
+                    "env_steps": result.summary["env_steps"], "gradient_steps": result.summary["gradient_steps"],
+                    "seconds": round(time.monotonic() - started), **lag,
+                })  # fmt: skip
+
+
+def record(output: Path, row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
+    with output.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def already(output: Path, **key: Any) -> bool:
+    """Does the file have a row of this run?"""
+    rows = [json.loads(line) for line in output.read_text().splitlines()] if output.is_file() else []
+    return any(all(row.get(name) == value for name, value in key.items()) for row in rows)
+
+
+LEARN = ("apex_dqn/cartpole", "impala/cartpole", "apex_dqn/acrobot", "impala/acrobot", "r2d2/cartpole_no_velocity")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "overhead", "costs", "kills", "rllib"])
-    parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4, 8, 14])
+    parser.add_argument("what", choices=["scaling", "overhead", "costs", "kills", "learn", "rllib"])
+    parser.add_argument("--actors", type=int, nargs="+", help="default: 1 2 4 8 14; learn: 0 2")
     parser.add_argument("--sleep", type=float, default=0.005, help="seconds of one step of an environment")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the kills: 1 is 100 actors and shards")
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--env", help="scaling: of this environment, instead of one that sleeps")
+    parser.add_argument("--repeat", type=int, default=1, help="overhead: measurements of each kind")
+    for kind, count in {"actors": 80, "shards": 20, "learners": 20, "nodes": 10}.items():
+        parser.add_argument(f"--kill-{kind}", type=int, default=count, metavar="N")
+    parser.add_argument("--runs", nargs="+", default=LEARN, help="learn: presets, or apex_dqn/acrobot, impala/acrobot")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("/tmp/cluster-benchmark.jsonl"))
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    actors = chosen.actors or [1, 2, 4, 8, 14]
     if chosen.what == "scaling":
-        scaling(chosen.actors, chosen.sleep, chosen.seconds)
+        scaling(chosen.env, actors, chosen.sleep, chosen.seconds)
     elif chosen.what == "overhead":
-        overhead(chosen.steps)
+        overhead(chosen.seconds, chosen.repeat)
     elif chosen.what == "kills":
-        kills(chosen.scale)
+        kills({k: getattr(chosen, f"kill_{k}") for k in ("actors", "shards", "learners", "nodes")}, chosen.output)
+    elif chosen.what == "learn":
+        learn(list(chosen.runs), chosen.seeds, chosen.actors or [0, 2], chosen.output)
     elif chosen.what == "rllib":
-        for count in chosen.actors:
+        for count in actors:
             rllib(count, chosen.seconds)
     else:
         costs()

@@ -186,9 +186,35 @@ def ensembles_page(data: dict[str, Any]) -> list[str]:
     ]
 
 
+def costs_page(data: dict[str, Any]) -> list[str]:
+    machine = data["machine"]
+    lines = [
+        "",
+        f"## Cost of an update compared with the base algorithm, {machine['device']}",
+        "",
+        f"Default settings, mode {machine['mode']}, torch {machine['torch']}, HalfCheetah's sizes; for bbf four frames",
+        "of 84 x 84. On a CPU, times are CPU times; on a busy machine the ratios are more meaningful than they are.",
+        f"Each pair runs in turn for {machine['rounds']} rounds, and the ratio is computed within a round.",
+        "The last column counts the updates that each makes for one environment step by default.",
+        "",
+        row("algorithm", "base", "ms", "base, ms", "ratio", "range", "ratio of the products", "updates per step"),
+        row("---", "---", *["---:"] * 6),
+    ]
+    for r in data["costs"]:
+        ms, gflop, often = r["ms"], r["gflop"], r["updates_per_step"]
+        lines.append(row(
+            r["algo"], r["base"], f"{ms['own']:,.1f}", f"{ms['base']:,.1f}", f"{r['ratio']:.1f}x",
+            f"{r['low']:.1f} - {r['high']:.1f}", f"{gflop['own'] / gflop['base']:.1f}x",
+            f"{often['own']:g} and {often['base']:g}",
+        ))  # fmt: skip
+    return lines
+
+
 def page_of(data: dict[str, Any]) -> list[str]:
     if "throughput" in data:
         return compare_page(data)
+    if "costs" in data:
+        return costs_page(data)
     if "gflop" in data:
         return ensembles_page(data)
     if "rows" in data and "env" in data:

@@ -60,6 +60,10 @@ def test_bare_class_refuses_the_arguments_of_the_managed_one() -> None:
             algorithms.DQN(**{field: value})
     with pytest.raises(UserError, match="SAC needs an environment spec or model="):
         algorithms.SAC()
+    for network in (torch.nn.Linear(4, 2), torch.nn.Sequential(torch.nn.Flatten())):
+        with pytest.raises(UserError, match="DQN cannot tell the spaces from this network; pass spec= as well"):
+            algorithms.DQN(q_network=network)
+    assert algorithms.DQN(spec_for("dqn"), q_network=torch.nn.Linear(4, 2)).nets.keys() == {"q"}
 
 
 def test_shell_remembers_and_the_algorithm_does_not() -> None:

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from rl_training.cli.cluster import status
-from rl_training.cluster import connection, fleet, remote_envs, tasks
+from rl_training.cluster import connection, fleet, remote_envs, shards, tasks
 from rl_training.cluster.actors import Unroll, ladder, pack, unpack
 from rl_training.cluster.connection import Connection
 from rl_training.cluster.settings import ClusterSettings
@@ -35,7 +35,9 @@ from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import TrainConfig
 from rl_training.experiment.run.trainer import Trainer
 from rl_training.experiment.studies.sweep import Sweep
+from rl_training.experiment.tools import verify
 from rl_training.ops.tree import tree_items
+from rl_training.registry import resolve
 
 MB = 2**20
 SMALL = {"num_envs": 4, "eval_episodes": 1, "execution": "eager"}
@@ -593,3 +595,66 @@ def test_an_actor_that_stops_answering_is_replaced_after_the_timeout(monkeypatch
     assert (made.replaced, made.generations) == (1, [0, 1])  # actor 0 has more time for its first answer
     assert made.lost_steps == 3 * 10 * 2  # two unrolls of two environments under way, and one not sent
     assert made.first_env(1) == 2 + 4  # numbers that no environment had before
+
+
+def test_a_shard_whose_answer_to_a_checkpoint_is_lost_is_replaced() -> None:
+    exceptions = pytest.importorskip("ray").exceptions
+    answers: list[Any] = [exceptions.ObjectLostError("0" * 56, None, ""), {"x": np.ones(2)}]
+
+    def get(ref: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    started: list[int] = []
+    handle = SimpleNamespace(saved=SimpleNamespace(remote=lambda: None))
+    ray: Any = SimpleNamespace(
+        ray=SimpleNamespace(get=get), end=lambda actor: None,
+        actor=lambda kind, policy, index, *order: started.append(index) or handle,
+    )  # fmt: skip
+    policy: Any = SimpleNamespace(build=lambda: SimpleNamespace(hp=SimpleNamespace(buffer_size=100)))
+    made = shards.Shards(ray, policy, 1, 1, 4, 20)
+    made.stored = [60]
+    assert made.saved()["shard0.x"].tolist() == [1.0, 1.0]
+    assert (made.replaced, made.lost, made.stored, started) == (1, 60, [0], [0, 1])
+
+
+class LostTasks:
+    """In the place of the tasks of a cluster: the first `losses` are lost with their machine."""
+
+    losses = 0
+
+    def __init__(self, address: str, workers: int) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def send(self, job: dict[str, Any]) -> None:
+        self.jobs.append(job)
+
+    def ended(self) -> tuple[str, int | None]:
+        job, code = self.jobs.pop(), None
+        if self.losses:
+            self.losses -= 1
+        else:
+            resolve(job["target"])(*job["arguments"])
+            code = 0
+        return job["id"], code
+
+    def stop(self) -> None:
+        assert not self.jobs
+
+
+@pytest.mark.parametrize("losses", [3, 4])
+def test_an_entry_of_the_ledger_is_started_again_where_its_machine_is_lost(
+    losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_entry(entry: verify.LedgerEntry, *, seeds: Any, output: Path, progress: bool) -> None:
+        (output / f"{entry.name}.json").write_text('{"passed": true}')
+
+    monkeypatch.setattr(verify, "ClusterWorkers", LostTasks)
+    monkeypatch.setattr(verify, "run_entry", run_entry)
+    monkeypatch.setattr(LostTasks, "losses", losses)
+    with (
+        contextlib.nullcontext() if losses == 3 else pytest.raises(UserError, match="was not completed on the cluster")
+    ):
+        assert verify.verify("impala", "CartPole-v1", output=tmp_path / "out", cluster="local")["passed"]

@@ -8,14 +8,17 @@ import pkgutil
 import posixpath
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
 import pytest
 import typer
 
 from rl_training import registry
+from rl_training.cli import main
 from rl_training.cli.app import app
 from rl_training.experiment.run.config import TrainConfig, read_config
 from rl_training.experiment.tools.verify import steps_to
@@ -299,6 +302,29 @@ def test_documented_command_parses(line: str) -> None:
     config = context.params.get("config")
     if config is not None and "/" in config:
         assert config in registry.presets()
+
+
+@pytest.mark.slow
+def test_commands_of_the_tutorial_work_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """In order, with fewer steps; without the dashboard, which waits, and the search, which takes long."""
+    pytest.importorskip("onnxscript")
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "docking.py").write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    lines = [line for line in re.findall(r"^rl-training .*", text, re.MULTILINE) if line.split()[1] != "dashboard"]
+    assert [line.split()[1] for line in lines] == ["lint-env", "train", "report", "eval", "tune", "export"]
+    for line in lines:
+        if " tune " not in line:
+            run = next(iter(tmp_path.glob("runs/*")), tmp_path)
+            words = shlex.split(re.sub("-n 15000", "-n 150 --no-progress", line.replace("runs/RUN", str(run))))
+            sys.modules.pop("docking", None)  # each command is a process of its own
+            gymnasium.registry.pop("Docking-v0", None)
+            assert main(words[1:]) == 0, (line, capsys.readouterr().err)
+    exec(compile(re.findall(r"```text\n(.*?)```", text, re.DOTALL)[-1], "block", "exec"), {})
+    assert (tmp_path / "report.html").is_file()
+    sys.modules.pop("docking", None)
+    gymnasium.registry.pop("Docking-v0", None)
 
 
 def test_all_commands_are_documented() -> None:

@@ -23,6 +23,7 @@ from rl_training.errors import UserError
 from rl_training.ops.tree import tree_map
 
 _POLL = 0.2  # seconds between looks at stop requests and stuck actors
+_INLINE = 1 << 16  # bytes of parameters that go with each order; larger ones are put into the object store once
 _SHOWN = 16  # actors with metrics of their own
 
 
@@ -52,7 +53,8 @@ class Fleet(ActorEnvs):
         self._speed = [0.0] * settings.actors
         self._lag: deque[int] = deque(maxlen=100)
         self.waited, self._since = 0.0, time.monotonic()  # seconds that the learner has waited since then
-        self.version, self._sent, self._weights = 0, -1, None
+        self.version, self._sent = 0, -1
+        self._weights: Any = None  # of version `_sent`, or a reference to them
 
     def launch(self, policy: PolicyOrder, length: int, others: int) -> Connection:
         """Connect. Actors start with the first request; `others`: processes that the loop will start."""
@@ -69,7 +71,9 @@ class Fleet(ActorEnvs):
     def request(self, k: int, env_steps: int, *, random: bool, queue: int) -> None:
         """Request unrolls from an actor until `queue` are in flight."""
         if self._sent != self.version:
-            self._weights, self._sent = self.ray.put(weights_of(self._train)), self.version
+            weights = weights_of(self._train)
+            small = sum(x.nbytes for x in weights.values()) <= _INLINE
+            self._weights, self._sent = weights if small else self.ray.put(weights), self.version
         if self._actors[k] is None:
             self.start(k, self.kind, self.order, self.policy, k, self.first_env(k), self.each, self.length)
             self._heard[k] = time.monotonic() + START_SECONDS

@@ -193,13 +193,15 @@ class Shards:
 
     def saved(self) -> dict[str, Tensor]:
         """The tensors of all shards, for a checkpoint."""
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayError, RayTaskError
 
         out: dict[str, Tensor] = {}
         for k in range(self.count):
             try:
                 arrays = self.ray.get(self.handles[k].saved.remote())
-            except RayActorError:
+            except RayTaskError:
+                raise
+            except RayError:  # the shard has died, or its answer was lost with the machine
                 self._replace(k, self.generations[k])
                 arrays = self.ray.get(self.handles[k].saved.remote())
             out |= {f"shard{k}.{name}": torch.from_numpy(x.copy()) for name, x in arrays.items()}

@@ -20,6 +20,7 @@ from rl_training.reports.runs import METRIC, TRAINING, Run, find_runs, relevant_
 POINTS = 400  # of a curve on the screen
 _TAIL = 1 << 14  # bytes at the end of a log that show where the run stands
 _QUIET = 120.0  # seconds without a new line after which a run is shown as silent
+_USE = ("cpu_cores", "memory_gib", "gpu_memory_gib")  # what a log says about the machine
 _KEPT = 64  # runs whose logs stay in memory
 _MEDIA = {".mp4": "video", ".webm": "video", ".gif": "image", ".png": "image", ".svg": "image"}
 _TEXT = {".json", ".jsonl", ".yaml", ".txt", ".md", ".html", ".csv"}
@@ -93,7 +94,7 @@ class LiveRun:
             "step": steps,
             "total": total,
             "speed": speed,
-            "use": [use.get(f"time/{name}") for name in ("cpu_cores", "memory_gib", "gpu_memory_gib")],
+            "use": [x if is_finite(x := use.get(f"time/{name}")) else None for name in _USE],
             "eta": (total - steps) / speed if running and speed and total is not None else None,
             "score": self._score(),
             "best": best.get("mean_return") if isinstance(best, dict) else None,

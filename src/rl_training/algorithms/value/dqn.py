@@ -162,9 +162,9 @@ class DQN(Algorithm[D]):
         return {"q": network}
 
     def spec_of(self, network: nn.Module) -> EnvSpec:
-        if hasattr(network, "spec"):
+        first: Any = next((m for m in network.modules() if isinstance(m, nn.Linear | NoisyLinear)), None)
+        if hasattr(network, "spec") or first is None or not hasattr(network, "num_actions"):
             return super().spec_of(network)
-        first: Any = next(m for m in network.modules() if isinstance(m, nn.Linear | NoisyLinear))
         actions = ActionSpec("discrete", (int(network.num_actions),))  # type: ignore[arg-type]
         return EnvSpec("custom", ArraySpec((first.in_features,)), actions)
 

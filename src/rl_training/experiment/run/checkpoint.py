@@ -220,7 +220,7 @@ def load_checkpoint(path: str | Path, *, stems: Collection[str] | None = None) -
     try:
         meta = _restore_floats(manifest["meta"])
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"Checkpoint {path} is refused: its meta data is malformed.") from error
+        raise CheckpointError(f"Checkpoint {path} is refused: its metadata is malformed.") from error
     return Checkpoint(path, meta, manifest, tensors)
 
 

@@ -27,7 +27,7 @@ class RunHistory:
         return self.seconds_before + time.monotonic() - self.started
 
     def to_json(self) -> dict[str, Any]:
-        """The part of a checkpoint's meta data that `from_json` reads."""
+        """The part of a checkpoint's metadata that `from_json` reads."""
         return {
             "best_eval": self.best_eval,
             "last_eval": self.last_eval,

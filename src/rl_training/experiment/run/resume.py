@@ -64,7 +64,7 @@ class _Evaluation(BaseModel):
 
 
 class _Meta(BaseModel):
-    """What a run reads from the meta data of a full checkpoint, besides its config and counters."""
+    """What a run reads from the metadata of a full checkpoint, besides its config and counters."""
 
     best_eval: _Evaluation | None
     last_eval: _Evaluation | None

@@ -96,7 +96,6 @@ class Trainer:
             weakref.finalize(self, self._lock.close)
             if checkpoint is not None:
                 self._lock.enter_context(exclusive_directory(checkpoint.path.parent.parent, "the run"))
-            if checkpoint is not None:
                 self._restore(checkpoint)
             elif config.init_from is not None:
                 start_from(self._here / config.init_from, self.algorithm, self.loop.learner.train, self.seeds)
@@ -255,9 +254,8 @@ class Trainer:
         if self.config.cluster is not None:
             self.progress.message(f"cluster: {self.config.cluster}")
         if self.resumed is not None:
-            state = (
-                "exactly" if self.env_restored == "exact" else "with restarted episodes (their state cannot be saved)"
-            )
+            exact = self.env_restored == "exact"
+            state = "exactly" if exact else "with restarted episodes (their state cannot be saved)"
             self.progress.message(f"resumed at step {self.loop.env_steps:,}, environments continue {state}")
             if lost := max(0, self.logger.reached - self.loop.env_steps):
                 self.progress.message(f"at least {lost:,} steps after it are lost: they were not in a checkpoint")
@@ -365,8 +363,7 @@ class Trainer:
             result = self.evaluator.run(train, stopped)
             if result is None or not self.videos.record(self.run_dir, train, step, stopped):
                 return False
-        scores = (result.returns, result.lengths, result.successes)
-        summary: dict[str, Any] = eval_summary(list(self.seeds), *scores, self.config.score_bounds())
+        summary: dict[str, Any] = eval_summary(list(self.seeds), *result, self.config.score_bounds())
         for seed, values in evaluation_rows(summary):
             self.logger.log(step, values, seed)
         history = self.history
