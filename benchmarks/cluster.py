@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ class SleepingEnv(gym.Env):  # type: ignore[type-arg]
         return self.obs, 1.0, False, self.taken >= 500, {}
 
 
-def cpu_seconds() -> float:
-    """CPU time that this process and all processes below it have used, those of Ray included."""
+def processes() -> dict[int, float]:
+    """This process and all below it, those of Ray included, with the seconds of CPU time that each has used."""
     parents, used, ticks = {}, {}, os.sysconf("SC_CLK_TCK")
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -67,7 +68,11 @@ def cpu_seconds() -> float:
     found = {os.getpid()}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return sum(used[pid] for pid in found if pid in used)
+    return {pid: used[pid] for pid in found if pid in used}
+
+
+def cpu_seconds() -> float:
+    return sum(processes().values())
 
 
 class Meter(Callback):
@@ -283,8 +288,12 @@ def kills(wanted: dict[str, int], output: Path) -> None:
             "allowed_gradient_steps": allowed_updates(trainer), "mean_return": result.final_eval["mean_return"],
             "seconds": round(time.monotonic() - started), **last,
         })  # fmt: skip
+    started = processes()
     ray.shutdown()
     nodes.shutdown()
+    for pid in started.keys() - {os.getpid()}:  # the agents and workers of virtual nodes outlive them
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 ACROBOT: dict[str, dict[str, Any]] = {
