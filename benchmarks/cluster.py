@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ class SleepingEnv(gym.Env):  # type: ignore[type-arg]
         return self.obs, 1.0, False, self.taken >= 500, {}
 
 
-def cpu_seconds() -> float:
-    """CPU time that this process and all processes below it have used, those of Ray included."""
+def processes() -> dict[int, float]:
+    """This process and all below it, those of Ray included, with the seconds of CPU time that each has used."""
     parents, used, ticks = {}, {}, os.sysconf("SC_CLK_TCK")
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -67,7 +68,11 @@ def cpu_seconds() -> float:
     found = {os.getpid()}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return sum(used[pid] for pid in found if pid in used)
+    return {pid: used[pid] for pid in found if pid in used}
+
+
+def cpu_seconds() -> float:
+    return sum(processes().values())
 
 
 class Meter(Callback):
@@ -137,24 +142,24 @@ def overhead(seconds: float, repeat: int) -> None:
                 print(json.dumps({"env": name, **measured(env, 8, cluster, 3.0, seconds)}), flush=True)
 
 
-def rllib(actors: int, seconds: float) -> None:
-    """IMPALA on CartPole with the same work in both libraries: actors with four environments each, unrolls of 20 steps,
-    an update for as many unrolls as there are actors, two hidden layers of 64 for the policy and for the value."""
+def rllib(actors: int, seconds: float, unroll: int) -> None:
+    """IMPALA on CartPole with the same work in both libraries: actors with four environments each, unrolls of
+    `unroll` steps, an update for as many of them as there are actors, two hidden layers of 64 for policy and value."""
     import ray
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     cluster = {"actors": actors, "envs_per_actor": 4}
-    row = measured("CartPole-v1", 4 * actors, cluster, 5.0, seconds, algo_kwargs={"n_steps": 20})
-    print(json.dumps(row), flush=True)
+    row = measured("CartPole-v1", 4 * actors, cluster, 5.0, seconds, algo_kwargs={"n_steps": unroll})
+    print(json.dumps({"unroll": unroll, **row}), flush=True)
 
     ray.init(num_cpus=actors + 2, log_to_driver=False, include_dashboard=False)
     theirs = (
         IMPALAConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=actors, num_envs_per_env_runner=4, rollout_fragment_length=20)
+        .env_runners(num_env_runners=actors, num_envs_per_env_runner=4, rollout_fragment_length=unroll)
         .learners(num_learners=0)
-        .training(train_batch_size_per_learner=80 * actors)
+        .training(train_batch_size_per_learner=4 * unroll * actors)
         .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], vf_share_layers=False))
         .reporting(min_time_s_per_iteration=1)
     )
@@ -163,7 +168,7 @@ def rllib(actors: int, seconds: float) -> None:
     while not meter.tick(steps):
         learned = algorithm.train().get("learners")  # missing until the first update
         steps = int(learned["__all_modules__"]["num_env_steps_trained_lifetime"]) if learned else 0
-    print(json.dumps(meter.row(f"RLlib {ray.__version__}", actors)), flush=True)
+    print(json.dumps({"unroll": unroll, **meter.row(f"RLlib {ray.__version__}", actors)}), flush=True)
     algorithm.stop()
     ray.shutdown()
 
@@ -283,8 +288,12 @@ def kills(wanted: dict[str, int], output: Path) -> None:
             "allowed_gradient_steps": allowed_updates(trainer), "mean_return": result.final_eval["mean_return"],
             "seconds": round(time.monotonic() - started), **last,
         })  # fmt: skip
+    started = processes()
     ray.shutdown()
     nodes.shutdown()
+    for pid in started.keys() - {os.getpid()}:  # the agents and workers of virtual nodes outlive them
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 ACROBOT: dict[str, dict[str, Any]] = {
@@ -343,6 +352,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0.005, help="seconds of one step of an environment")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--env", help="scaling: of this environment, instead of one that sleeps")
+    parser.add_argument("--unroll", type=int, default=20, help="rllib: steps of each environment in one unroll")
     parser.add_argument("--repeat", type=int, default=1, help="overhead: measurements of each kind")
     for kind, count in {"actors": 80, "shards": 20, "learners": 20, "nodes": 10}.items():
         parser.add_argument(f"--kill-{kind}", type=int, default=count, metavar="N")
@@ -362,7 +372,7 @@ def main() -> None:
         learn(list(chosen.runs), chosen.seeds, chosen.actors or [0, 2], chosen.output)
     elif chosen.what == "rllib":
         for count in actors:
-            rllib(count, chosen.seconds)
+            rllib(count, chosen.seconds, chosen.unroll)
     else:
         costs()
 
