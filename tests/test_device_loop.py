@@ -99,13 +99,13 @@ def test_episode_statistics_are_those_of_the_episodes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ppo_solves_cartpole_on_the_device(tmp_path: Path) -> None:
-    """Trained on tensors, evaluated in Gymnasium's environment, with the settings of ppo/cartpole. With a constant rate,
-    seeds end anywhere between 180 and 500, and the last digits of a processor's sums decide."""
+    """Trained on tensors, evaluated in Gymnasium's environment, with the settings of ppo/cartpole. With a constant
+    rate, seeds end anywhere between 180 and 500, and the last digits of a processor's sums decide."""
     fields = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": "lin_1e-3", "gae_lambda": 0.8,
               "gamma": 0.98}  # fmt: skip
     chosen = config(
         "ppo", tmp_path, total_timesteps=60_000, num_envs=8, seeds=(0, 1, 2), eval_episodes=10, eval_interval=0,
-        algo_kwargs=fields,
+        algo_kwargs=fields, execution="recorded",
     )  # fmt: skip
     done = Trainer(chosen, progress=False).run()
     scores = sorted(row["mean_return"] for row in done.final_eval["per_seed"])
