@@ -107,7 +107,7 @@ def test_ppo_solves_cartpole_on_the_device(tmp_path: Path) -> None:
               "gamma": 0.98}  # fmt: skip
     chosen = config(
         "ppo", tmp_path, total_timesteps=60_000, num_envs=8, seeds=(0, 1, 2), eval_episodes=10, eval_interval=0,
-        algo_kwargs=fields,
+        algo_kwargs=fields, execution="recorded",
     )  # fmt: skip
     done = Trainer(chosen, progress=False).run()
     scores = sorted(row["mean_return"] for row in done.final_eval["per_seed"])
