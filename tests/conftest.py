@@ -63,7 +63,7 @@ def _no_algorithms_left():
     yield
     from rl_training import algorithm_class, registry
 
-    if registry._REGISTERED:
-        registry._REGISTERED.clear()
-        registry.entries.cache_clear()
+    while registry._REGISTERED:
+        name, _ = registry._REGISTERED.popitem()
+        del registry.entries()[name]  # also from the tables that test modules have kept
         algorithm_class.cache_clear()
