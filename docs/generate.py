@@ -281,6 +281,8 @@ def hyper_fields() -> str:
 
 def _fields(model: type[BaseModel]) -> Iterable[list[str]]:
     for name, field in model.model_fields.items():
+        if name in getattr(model, "unused", ()):
+            continue
         if field.is_required():
             default = "required"
         else:

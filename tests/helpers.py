@@ -131,7 +131,8 @@ def small_fields(name: str) -> dict[str, Any]:
     if entry.loop not in SMALL:
         raise KeyError(f"{name}: tests/helpers.py does not know the loop '{entry.loop}'; add it to SMALL and batch_for")
     family = {k: v for base, v in PER_ALGORITHM.items() if _shares_class(name, base) for k, v in v.items()}
-    known = entry.load().Hyper.model_fields
+    hyper = entry.load().Hyper
+    known = hyper.model_fields.keys() - set(hyper.unused)
     return {**{k: v for k, v in SMALL[entry.loop].items() if k in known}, **family, **VARIANTS.get(name, {})}
 
 

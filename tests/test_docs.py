@@ -66,7 +66,8 @@ def test_site_has_a_page_for_every_algorithm(site: dict[str, str]) -> None:
     for entry in registry.entries().values():
         page = site[f"algorithms/{entry.name}.md"]
         assert entry.summary in page
-        assert all(f"| `{name}` |" in page for name in entry.load().Hyper.model_fields)
+        hyper = entry.load().Hyper
+        assert all((f"| `{name}` |" in page) == (name not in hyper.unused) for name in hyper.model_fields)
         assert all(f"--config {preset}" in page for preset in registry.presets(entry.name))
     measured = json.loads((ROOT / "results" / "dqn__CartPole-v1.json").read_text())
     assert f"| CartPole-v1 | 50,000 | 5 | {measured['score']:.1f} |" in site["algorithms/dqn.md"]

@@ -30,7 +30,7 @@ SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}, "hidden_size
 def test_packaged_space_fits_the_algorithm(name: str, tmp_path: Path) -> None:
     config = TrainConfig(algo=name, env_id="X-v0", total_timesteps=10)
     space = load_space(config, None)
-    assert "learning_rate" in space
+    assert ("model_learning_rate" if name == "pets" else "learning_rate") in space
     assert set(base_values(config, space)) <= set(space)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rl_training.data.recipes import DatasetRecipe
 from rl_training.errors import MismatchError, UserError, explain
@@ -49,11 +49,21 @@ class Hyper(Settings):
     num_envs: ClassVar[int] = 1
     random_warmup: ClassVar[bool] = True  # actions before `learning_starts` are random, not the policy's
     sequence_settings: ClassVar[tuple[str, ...]] = ()  # settings whose sum is the length of a replayed sequence
+    unused: ClassVar[tuple[str, ...]] = ()  # inherited settings that this algorithm does not read
 
     learning_rate: Positive = constant(3e-4)
     """Step size of the optimiser; a number or a schedule."""
     gamma: float = Field(0.99, ge=0.0, le=1.0)
     """Discount factor."""
+
+    @model_validator(mode="after")
+    def _only_what_is_read(self) -> Hyper:
+        """Saved configurations name every setting, so the default is accepted."""
+        for name in self.unused:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"{name} has no effect here: leave it out")
+        return self
 
     @property
     def replay_length(self) -> int:

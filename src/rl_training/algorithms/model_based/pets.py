@@ -11,7 +11,7 @@ Deviations: those of `Dynamics` (model_fit.py); the reward is learned, not given
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -28,6 +28,11 @@ from rl_training.spec import EnvSpec
 
 
 class PETSHyper(DynamicsHyper):
+    unused: ClassVar[tuple[str, ...]] = (  # there is only the model, which has settings of its own
+        "learning_rate", "gamma", "hidden_sizes", "activation", "max_grad_norm", "optimizer", "adam_eps",
+        "weight_decay", "batch_size", "train_freq", "gradient_steps",
+    )  # fmt: skip
+
     learning_starts: int = Field(500, ge=0)
     planner: Literal["cem", "icem"] = "icem"
     """How plans are searched for."""

@@ -11,7 +11,7 @@ episodes may have any length; the step size has no warm-up by default; no dropou
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,8 @@ from rl_training.spec import EnvSpec
 
 
 class DecisionTransformerHyper(OfflineHyper):
+    unused: ClassVar[tuple[str, ...]] = ("activation",)  # the blocks have GELU
+
     learning_rate: Positive = constant(1e-4)
     batch_size: int = Field(64, ge=1)
     """Windows in one update."""

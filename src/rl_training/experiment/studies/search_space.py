@@ -29,10 +29,11 @@ def _table() -> dict[str, Any]:
 
 
 def default_space(algo: str) -> Space:
-    """The packaged search space, limited to settings that the algorithm has."""
-    fields = registry.entry(algo).load().Hyper.model_fields
+    """The packaged search space, limited to settings that the algorithm reads."""
+    hyper = registry.entry(algo).load().Hyper
+    read = hyper.model_fields.keys() - set(hyper.unused)
     table = {**_table()["settings"], **_table()["algorithms"].get(algo, {})}
-    return {name: dict(spec) for name, spec in table.items() if spec is not None and name in fields}
+    return {name: dict(spec) for name, spec in table.items() if spec is not None and name in read}
 
 
 def load_space(config: TrainConfig, path: str | Path | None) -> Space:
