@@ -25,7 +25,6 @@ DEEP_SEA, DOUBLE_PENDULUM = "rl_training/DeepSea-v0", "InvertedDoublePendulum-v5
 PAIRS = (
     Pair("simba", "sac", "Pendulum-v1"), Pair("bro", "sac", "Pendulum-v1"),
     Pair("td_mpc2", "sac", "Pendulum-v1", "curve"),
-    Pair("simba", "sac", "HalfCheetah-v5"), Pair("bro", "sac", "HalfCheetah-v5"),
     Pair("bbf", "rainbow_dqn", "CartPole-v1"), Pair("acer", "a2c", "CartPole-v1"), Pair("acer", "a2c", "Acrobot-v1"),
     Pair("acktr", "a2c", "Acrobot-v1"), Pair("fql", "td3_bc", "Pendulum-v1"),
     Pair("fql", "td3_bc", "HalfCheetah-v5", "medium-replay"), Pair("fql", "rebrac", "HalfCheetah-v5", "medium-replay"),
