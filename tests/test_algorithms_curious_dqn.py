@@ -147,7 +147,7 @@ def test_moments_are_those_of_all_rows_seen_so_far() -> None:
     assert float(state.extra["bonus_rewards"]["var"]) == pytest.approx(np.concatenate(rewards).var(), rel=1e-2)
 
 
-def test_random_network_and_moments_survive_weight_decay_and_resets() -> None:
+def test_random_network_survives_weight_decay_but_not_a_reset() -> None:
     algorithm = make_algorithm("rnd_dqn", optimizer="adamw", weight_decay=0.1, reset_interval=4, learning_rate=1e-2)
     state, batch = algorithm.init_state(0), batch_for(algorithm)
     for i in range(4):
@@ -156,14 +156,13 @@ def test_random_network_and_moments_survive_weight_decay_and_resets() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before.target.parameters(), after.target.parameters()))
     assert not any(torch.equal(a, b) for a, b in zip(before.predictor.parameters(), after.predictor.parameters()))
     reset = algorithm.shell.resets.apply(state, 0)
-    assert not torch.equal(reset.params["intrinsic_q"], state.params["intrinsic_q"])
-    for name in ("bonus_observations", "bonus_rewards"):
-        assert all(torch.equal(x, reset.extra[name][k]) for k, x in state.extra[name].items())
+    assert not torch.equal(reset.params["bonus"], state.params["bonus"])
+    assert float(reset.extra["bonus_rewards"]["count"]) < 1.0  # the errors of the new networks have another scale
 
 
-def test_bonus_sees_images_as_they_were_stored() -> None:
+def test_images_are_normalised_pixel_by_pixel() -> None:
     spec = EnvSpec("Image-v0", ArraySpec((1, 12, 12), "uint8"), ActionSpec("discrete", (2,)))
-    algorithm = CuriousDQN(spec, batch_size=4, bonus_hidden_sizes=[8], hidden_sizes=[8], augment="shift")
+    algorithm = CuriousDQN(spec, batch_size=4, bonus_hidden_sizes=[8], hidden_sizes=[8])
     g = np.random.default_rng(0)
     images = torch.as_tensor(g.integers(0, 256, (2, 6, 1, 12, 12)), dtype=torch.uint8)
     batch = {
@@ -171,7 +170,7 @@ def test_bonus_sees_images_as_they_were_stored() -> None:
         "actions": torch.zeros(6, dtype=torch.int64), "weights": torch.ones(6),
     }  # fmt: skip
     state, _ = algorithm.train_step(algorithm.init_state(0), batch, KEY)
-    mean = state.extra["bonus_observations"]["mean"]  # of images that were not shifted
+    mean = state.extra["bonus_observations"]["mean"]
     torch.testing.assert_close(mean.double(), images[1].double().mean(0), rtol=1e-3, atol=1e-2)
 
 

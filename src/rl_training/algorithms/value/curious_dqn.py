@@ -55,7 +55,11 @@ class CuriousDQN(DQN[CuriousDQNHyper]):
     Hyper = CuriousDQNHyper
     name = "rnd_dqn"
     targets = ("q", "intrinsic_q")
-    kept_by_resets = ("observations", "bonus_observations", "bonus_rewards")
+
+    def check(self, spec: EnvSpec) -> None:
+        super().check(spec)
+        if isinstance(spec.unmasked.observation, dict):
+            raise UserError(f"{self.name} needs observations that are one vector or image; {spec.env_id} has several")
 
     def networks(self, spec: EnvSpec) -> dict[str, nn.Module]:
         make = super().networks
@@ -106,15 +110,17 @@ class CuriousDQN(DQN[CuriousDQNHyper]):
     def train_step(self, state: TrainState, batch: Batch, key: Tensor) -> tuple[TrainState, Aux]:
         """One update of both value networks, and one of the bonus."""
         hp, weights, step = self.hp, batch["weights"], state.step
-        state, rewards, rows = self.paid(state, batch)
-        state, batch = self.reader.learn(state, batch, weights, key)
+        state, learned = self.reader.learn(state, batch, weights, key)
+        # The bonus has moments of its own, but sees changed images, as the value networks do.
+        state, rewards, rows = self.paid(state, batch if self.reader.augment is None else learned)
+        batch = learned
         discounts = torch.where(batch["discounts"] > 0.0, hp.intrinsic_gamma, 0.0)
         state, metrics, td = self.learn("q", state, batch, key)
         inner = {**batch, "rewards": rewards, "discounts": discounts}
         state, found, inner_td = self.learn("intrinsic_q", state, inner, rng.fold(key, INTRINSIC))
-        state, learned = self.bonus.step(self, self.bonus_optim, state, rows, weights, rng.fold(key, SHARE))
+        state, fit = self.bonus.step(self, self.bonus_optim, state, rows, weights, rng.fold(key, SHARE))
         metrics = {
-            **metrics, **learned, "intrinsic_loss": found["loss"], "intrinsic_value_mean": found["q_value_mean"],
+            **metrics, **fit, "intrinsic_loss": found["loss"], "intrinsic_value_mean": found["q_value_mean"],
             "intrinsic_reward_mean": weighted_mean(rewards, weights),
         }  # fmt: skip
         return state._replace(step=step + 1), Aux(metrics, td.priority + hp.intrinsic_coef * inner_td.priority)
