@@ -75,5 +75,5 @@ def rows(results: Results, costs: Path) -> list[list[str]]:
 
 def _range(mean: float, interval: Sequence[float]) -> str:
     digits = 2 if max(abs(mean), *map(abs, interval)) < 10 else 1
-    low, high = (f"{value:.{digits}f}" for value in interval)
-    return f"{mean:.{digits}f} [{low}, {high}]"
+    text, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in (mean, *interval))  # no -0.00
+    return f"{text} [{low}, {high}]"
