@@ -123,8 +123,10 @@ def ppo_iteration(carry: Any, _: Any, steps: int, epochs: int, minibatches: int)
     return (params, opt, env, key), ended.sum()
 
 
-def ppo(num_envs: int, steps: int, seeds: int, iterations: int, epochs: int = 4, minibatches: int = 4) -> float:
-    """Environment steps per second of the whole loop."""
+def ppo(
+    num_envs: int, steps: int, seeds: int, iterations: int, epochs: int = 4, minibatches: int = 4
+) -> Callable[[], float]:
+    """Measures environment steps per second of the whole loop."""
 
     def start(key: Any) -> Any:
         k1, k2, k3, k4 = random.split(key, 4)
@@ -135,14 +137,14 @@ def ppo(num_envs: int, steps: int, seeds: int, iterations: int, epochs: int = 4,
     run = jax.jit(jax.vmap(lambda carry: lax.scan(step, carry, None, iterations)))
     carry = jax.vmap(start)(random.split(random.key(0), seeds))
     seconds = timed(lambda c: run(c)[0], carry)
-    return seeds * num_envs * steps * iterations / seconds
+    return lambda: seeds * num_envs * steps * iterations / seconds()
 
 
 # --- SAC updates -----------------------------------------------------------------------------------------------------
 
 
-def sac(seeds: int, updates: int = 64, obs_dim: int = 17, action_dim: int = 6, batch: int = 256) -> float:
-    """Microseconds of one update of all seeds, sampling from a replay buffer of 100 000 transitions included."""
+def sac(seeds: int, updates: int = 64, obs_dim: int = 17, action_dim: int = 6, batch: int = 256) -> Callable[[], float]:
+    """Measures microseconds of one update of all seeds, sampling from a replay buffer of 100 000 included."""
     rows, hidden = 100_000, 256
 
     def start(key: Any) -> Any:
@@ -192,15 +194,20 @@ def sac(seeds: int, updates: int = 64, obs_dim: int = 17, action_dim: int = 6, b
 
     run = jax.jit(jax.vmap(lambda carry: lax.scan(update, carry, None, updates)[0][0][0]))
     carry = jax.vmap(start)(random.split(random.key(0), seeds))
-    return 1e6 * timed(run, carry) / updates
+    seconds = timed(run, carry)
+    return lambda: 1e6 * seconds() / updates
 
 
-def timed(fn: Callable[[Any], Any], argument: Any, rounds: int = 5) -> float:
-    """Seconds of the fastest of several calls, after one that compiles."""
+def timed(fn: Callable[[Any], Any], argument: Any, rounds: int = 5) -> Callable[[], float]:
+    """Compiles, and measures the seconds of the fastest of several calls."""
     jax.block_until_ready(fn(argument))
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(fn(argument))
-        times.append(time.perf_counter() - start)
-    return min(times)
+
+    def measure() -> float:
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            jax.block_until_ready(fn(argument))
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    return measure

@@ -97,6 +97,28 @@ def updates_page(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def device_page(data: dict[str, Any]) -> list[str]:
+    """`floor` is what memory and the launches of dependent kernels allow (device.py has the arithmetic)."""
+    lines = [
+        "",
+        f"## Environments on the device, updates and whole runs on {data['device']}",
+        "",
+        f"torch {data['torch']}, matrix products in {data['matmul'].upper()} on both sides; one run of",
+        "`benchmarks/device.py`. PPO: whole iterations with seeds x environments x steps on the card, 4 epochs of 4",
+        "minibatches, 64x64. SAC: 256x256, batch 256, sampling included. The bound is what the card's memory and the",
+        "launches of dependent kernels allow. JAX: `benchmarks/jax_reference.py`.",
+        "",
+        row("work", "unit", "rl_training", "JAX", "of JAX's speed", "bound"),
+        row("---", "---", "---:", "---:", "---:", "---:"),
+    ]
+    for r in data["rows"]:
+        jax = "" if r["jax"] is None else f"{r['jax']:,.4g}"
+        ratio = "" if r["speed_ratio"] is None else f"{r['speed_ratio']:.2f}x"
+        bound = "" if r.get("floor") is None else f"{r['floor']:,.3g}"
+        lines.append(row(r["work"], r["unit"], f"{r['ours']:,.4g}", jax, ratio, bound))
+    return lines
+
+
 def offline_page(data: dict[str, Any]) -> list[str]:
     title = "## Offline updates" + (" compared with d3rlpy" if "cpu" in data else "")
     lines = ["", title, "", "17 observations, 6 actions, 256 x 256, batch 256; includes sampling."]
@@ -217,6 +239,8 @@ def page_of(data: dict[str, Any]) -> list[str]:
         return costs_page(data)
     if "gflop" in data:
         return ensembles_page(data)
+    if "rows" in data and "work" in data["rows"][0]:
+        return device_page(data)
     if "rows" in data and "env" in data:
         return frames_page(data)
     if "heads" in data:

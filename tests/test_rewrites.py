@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from rl_training.runtime.engine.compiler import compiled
 CPU = torch.device("cpu")
 passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
 shared_weights = pytest.importorskip("rl_training.runtime.engine.inductor.shared_weights", exc_type=ImportError)
+long_sums = pytest.importorskip("rl_training.runtime.engine.inductor.long_sums", exc_type=ImportError)
 
 
 def rewritten(fn: Any, *inputs: Tensor) -> tuple[torch.fx.GraphModule, Counter[str]]:
@@ -205,3 +207,28 @@ def test_joined_products_leave_an_update_as_it_was(name: str, seeds: int) -> Non
     graph, before, after = joined(fn, *leaves)
     assert before - after == 2, "both layers are asked twice"
     torch.testing.assert_close(graph(*leaves), fn(*leaves), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [(), (3,)])
+def test_long_sums_are_cut_into_parts(members: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn((*members, 4_096, width), generator=generator) for width in (8, 5))
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        return x.mT @ y
+
+    graph = make_fx(gradient, tracing_mode="fake")(x, y)
+    long_sums.split_long_sums(graph.graph, "cpu")
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
+    products = [node for node in graph.graph.nodes if "mm.default" in str(node.target)]
+    assert [tuple(node.meta["val"].shape) for node in products] == [(8 * math.prod(members), 8, 5)]
+    torch.testing.assert_close(graph(x, y), gradient(x, y), atol=1e-3, rtol=1e-4)
+
+
+def test_short_sums_and_large_results_stay_one_product() -> None:
+    graph = make_fx(torch.matmul, tracing_mode="fake")(torch.zeros(8, 600), torch.zeros(600, 5))
+    long_sums.split_long_sums(graph.graph, "cpu")
+    assert [str(n.target) for n in graph.graph.nodes if n.op == "call_function"] == ["aten.mm.default"]
+    assert long_sums._parts(torch.Size((2_048, 65_536)), torch.Size((65_536, 2_048))) == 1

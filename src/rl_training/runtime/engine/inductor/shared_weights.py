@@ -1,7 +1,8 @@
-"""The rewrite for GPUs: products of different inputs with the same weights become one product of all their rows.
+"""The rewrites for GPUs: long sums are cut into parts (long_sums.py), and products of different inputs with the same
+weights become one product of all their rows.
 
-Examples are a policy that is applied to two observations of a batch, and a network that double Q-learning also applies
-to the next observation. A small product takes about as long as launching its kernel.
+Examples of the second are a policy that is applied to two observations of a batch, and a network that double Q-learning
+also applies to the next observation. A small product takes about as long as launching its kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_training.ops.torch_internals import graph_passes
-from rl_training.runtime.engine.inductor import nodes
+from rl_training.runtime.engine.inductor import long_sums, nodes
 from rl_training.runtime.engine.inductor.nodes import Calls
 
 aten = torch.ops.aten
@@ -35,9 +36,10 @@ class GpuRewrites(inductor.CustomGraphPass):  # type: ignore[misc, name-defined]
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         join_products(graph, "cuda")
+        long_sums.split_long_sums(graph, "cuda")
 
     def uuid(self) -> Any:
-        return inductor.get_hash_for_files((__file__, nodes.__file__))
+        return inductor.get_hash_for_files((__file__, nodes.__file__, long_sums.__file__))
 
 
 def join_products(graph: torch.fx.Graph, device: str) -> None:
