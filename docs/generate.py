@@ -3,9 +3,10 @@
     python docs/generate.py          # write (also: make docs)
     python docs/generate.py --check  # exit 1 if a file is out of date
 
-Sources: the registry (algorithms), results/*.json and the ledger (results), results/SUITE/*.json and the suites
-(results.md, curves/, learning_curves.svg, the README), TrainConfig and each Hyper (configuration), sourcebook.yaml and
-the registry (sourcebook), docstrings and tests (fidelity).
+Sources: the registry (algorithms), results/*.json and the ledger (results), results/*.json and the costs measured by
+benchmarks/costs.py (side by side), results/SUITE/*.json and the suites (results.md, curves/, learning_curves.svg, the
+README), TrainConfig and each Hyper (configuration), sourcebook.yaml and the registry (sourcebook), docstrings and tests
+(fidelity).
 A test compares the files with this output, so every number in a table comes from a committed file.
 """
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fidelity
+import side_by_side
 
 from rl_training import registry
 from rl_training.experiment.run.config import TrainConfig
@@ -126,6 +128,12 @@ def _result(row: dict[str, Any]) -> list[str]:
         "yes" if row["passed"] else "**no**",
         row["source"],
     ]
+
+
+def compared(directory: Path | None = None) -> str:
+    """Methods beside those that they should beat, at the same number of steps."""
+    found = side_by_side.by_key(results(directory or ROOT / "results"))
+    return table(side_by_side.HEAD, side_by_side.rows(found, ROOT / "benchmarks" / "results" / "costs_cpu.json"))
 
 
 MODEL_BASED = (  # ledger entries that docs/model_based.md compares: with and without a model
@@ -347,7 +355,7 @@ BLOCKS = {
     "README.md": {"mujoco": mujoco},
     "docs/overview.md": {"algorithms": overview},
     "docs/configuration.md": {"fields": train_fields, "hyper": hyper_fields},
-    "docs/verification.md": {"results": measured},
+    "docs/verification.md": {"results": measured, "compared": compared},
     "docs/sourcebook.md": {"book": sourcebook},
     "docs/fidelity.md": {"fidelity": sources_and_deviations},
     "docs/model_based.md": {"compared": model_based},

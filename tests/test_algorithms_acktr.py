@@ -128,7 +128,7 @@ def reference(algorithm: Any, module: nn.Module, batch: dict[str, Tensor], key: 
         part.register_forward_hook(lambda p, i, o: inputs.update({p: i[0].detach()}) or outputs.update({p: o}))
     out, values = module(batch["obs"])
     actions = dist.sample(out.detach(), rng.fold(key, 0))
-    score = dist.log_prob(out, actions).sum() + (rng.normal(rng.fold(key, 1), (rows,)) * values).sum()
+    score = dist.log_prob(out, actions).sum() + 2.0 * (rng.normal(rng.fold(key, 1), (rows,)) * values).sum()
     parameters = list(module.parameters())
     signals = torch.autograd.grad(score, [outputs[p] for p in linear], retain_graph=True)
     policy = -(batch["advantages"] * dist.log_prob(out, batch["actions"])).mean()
@@ -181,6 +181,18 @@ def test_first_update_equals_an_independent_computation(kind: str, clip: float) 
     torch.testing.assert_close(new.params["policy"], expected, rtol=1e-4, atol=1e-6)
     if clip < 1.0:  # half of step F step is the divergence that the bound allows
         assert 0.5 * step_size**2 * slope == pytest.approx(clip)
+
+
+def test_curvature_of_the_value_is_that_of_the_authors_code() -> None:
+    """Their loss for it, c (v - sample)^2 with unit noise, has the gradient 2 c noise."""
+    algorithm = make_algorithm("acktr", "discrete", vf_fisher_coef=3.0)
+    batch = batch_for(algorithm)
+    batch["weights"] = torch.ones_like(batch["weights"])
+    state, _ = algorithm.factor_step(algorithm.init_state(0), batch, KEY)
+    (head,) = [i for i, layer in enumerate(algorithm.factored.layers) if isinstance(layer.module, Scalar)]
+    _, found = kfac.unpack(state.opt["policy"]["factors"], algorithm.factored.sizes)[head]
+    noise = rng.normal(rng.fold(KEY, 1), (len(batch["weights"]),))
+    assert float(found) == pytest.approx(4.0 * 9.0 * float((noise**2).mean()), rel=1e-4)
 
 
 def test_momentum_keeps_a_share_of_the_last_step() -> None:

@@ -248,7 +248,7 @@ def test_environment_as_a_function(tmp_path: Path) -> None:
 
 VECTORS_ONLY = {"airl", "bcq", "combo", "dac", "decision_transformer", "edac", "gail", "mbpo", "mopo", "pets"}
 VECTORS_ONLY |= {"td_mpc2"}
-ONE_PART = {"bbf", "icm", "rnd"}
+ONE_PART = {"bbf", "icm", "icm_dqn", "rnd", "rnd_dqn"}
 NORMALISED = {"ars", "openai_es", "simba", "td3_bc"}  # by default: with normalize_observations false they take images
 
 

@@ -739,6 +739,23 @@ class ICM(ManagedAlgorithm):
         normalize_bonus: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
+class ICMDQN(ManagedAlgorithm):
+    """DQN with a bonus for transitions that a learned model cannot predict (Pathak et al. 2017)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        bonus: Literal["rnd", "icm"] = ..., bonus_hidden_sizes: Sequence[int] = ..., bonus_features: int = ...,
+        bonus_learning_rate: _Schedule = ..., bonus_update_share: float = ..., beta: float = ..., eta: float = ...,
+        intrinsic_gamma: float = ..., intrinsic_coef: float = ..., normalize_bonus: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
 class IMPALA(ManagedAlgorithm):
     """Lagging actors with V-trace correction (Espeholt et al. 2018)"""
     def __init__(
@@ -1074,6 +1091,23 @@ class RND(ManagedAlgorithm):
         normalize_bonus: bool = ..., **settings: Unpack[_SharedTrunkFields],
     ) -> None: ...
 
+class RNDDQN(ManagedAlgorithm):
+    """DQN with a bonus for what a random network's imitator cannot predict (Burda et al. 2019)"""
+    def __init__(
+        self, env: _Env = None, *, config: TrainConfig | None = None, env_fn: _Make = None, features: Any = None,
+        tau: float = ..., target_update_interval: int = ..., exploration_fraction: float = ...,
+        exploration_initial_eps: float = ..., exploration_final_eps: float = ..., exploration_ladder: float = ...,
+        double: bool = ..., dueling: bool = ..., noisy: bool = ..., noisy_sigma: float = ...,
+        target_rule: _TargetRule = ..., rule_temperature: float = ..., rule_alpha: float = ...,
+        munchausen_clip: float = ..., hysteretic: float = ..., cnn: Literal["nature", "impala"] = ...,
+        cnn_width: int = ..., augment: Literal["none", "shift", "shift_intensity"] = ..., augment_pad: int = ...,
+        normalize_observations: bool = ..., layer_norm: bool = ..., network: Literal["mlp", "simba", "bro"] = ...,
+        bonus: Literal["rnd", "icm"] = ..., bonus_hidden_sizes: Sequence[int] = ..., bonus_features: int = ...,
+        bonus_learning_rate: _Schedule = ..., bonus_update_share: float = ..., beta: float = ..., eta: float = ...,
+        intrinsic_gamma: float = ..., intrinsic_coef: float = ..., normalize_bonus: bool = ...,
+        **settings: Unpack[_OffPolicyHyper],
+    ) -> None: ...
+
 class RainbowDQN(ManagedAlgorithm):
     """C51 with double, dueling, noisy, prioritised and 3-step learning (Hessel et al. 2018)"""
     def __init__(
@@ -1286,6 +1320,7 @@ train_fqf: _Train
 train_fql: _Train
 train_gail: _Train
 train_icm: _Train
+train_icm_dqn: _Train
 train_impala: _Train
 train_iq_learn: _Train
 train_iq_learn_offline: _Train
@@ -1314,6 +1349,7 @@ train_recurrent_ppo: _Train
 train_redq: _Train
 train_rlpd: _Train
 train_rnd: _Train
+train_rnd_dqn: _Train
 train_sac: _Train
 train_simba: _Train
 train_sqil: _Train

@@ -14,14 +14,17 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.base import Algorithm
 from rl_training.algorithms.hyper import Positive, Widths, constant
-from rl_training.algorithms.state import Obs
+from rl_training.algorithms.state import Obs, TrainState
 from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.curiosity import IntrinsicCuriosity, RandomDistillation
 from rl_training.models.imitation import action_code
-from rl_training.ops import distributions
+from rl_training.ops import distributions, rng
+from rl_training.ops.losses import weighted_mean, weighted_means
 from rl_training.ops.nets import Net
+from rl_training.ops.optim import Optimizer
 from rl_training.ops.running_stats import Moments, init_moments, normalise, update_moments
 from rl_training.spec import ArraySpec, EnvSpec
 
@@ -92,6 +95,23 @@ class Bonus(ABC):
     def rows(self, moments: Moments, batch: Batch) -> Batch:
         """What the bonus reads of a batch."""
         return {"actions": batch["actions"], **{name: self.seen(moments, batch[name]) for name in self.columns}}
+
+    def step(
+        self, algorithm: Algorithm[Any], optim: Optimizer, state: TrainState, rows: Batch, weights: Tensor, key: Tensor
+    ) -> tuple[TrainState, dict[str, Tensor]]:
+        """(the state after one step of the network named `bonus` on the share of the rows that it learns from,
+        metrics)"""
+        if self.hp.bonus_update_share < 1.0:
+            chosen = rng.uniform(key, tuple(weights.shape)) < self.hp.bonus_update_share
+            weights = weights * chosen
+
+        def loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            per_row, parts = self.loss(algorithm.nets["bonus"], params, rows)
+            return weighted_mean(per_row, weights), parts
+
+        rate = self.hp.bonus_learning_rate(state.progress)
+        state, total, parts = algorithm.descend(state, "bonus", loss, rate, optim)
+        return state, {"bonus_loss": total, **(weighted_means(parts, weights) if parts else {})}
 
 
 class RandomNetworkBonus(Bonus):

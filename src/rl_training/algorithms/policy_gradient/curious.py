@@ -30,7 +30,7 @@ from rl_training.data.storage import Batch
 from rl_training.errors import UserError
 from rl_training.models.policy import Critic
 from rl_training.ops import rng
-from rl_training.ops.losses import explained_variance, weighted_mean, weighted_means
+from rl_training.ops.losses import explained_variance, weighted_mean
 from rl_training.ops.returns import gae, init_returns, scale_by_returns
 from rl_training.ops.tree import tree_map
 from rl_training.spec import EnvSpec
@@ -156,17 +156,6 @@ class CuriousPPO(PPO[CuriousHyper]):
             state.extra["bonus_observations"],
             {"actions": batch["actions"], **{name: batch[f"bonus_{name}"] for name in self.bonus.columns}},
         )
-        if hp.bonus_update_share < 1.0:
-            chosen = rng.uniform(rng.fold(key, 1), tuple(weights.shape)) < hp.bonus_update_share
-            weights = weights * chosen
-
-        def bonus_loss(params: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            loss, parts = self.bonus.loss(self.nets["bonus"], params, rows)
-            return weighted_mean(loss, weights), parts
-
-        rate = hp.bonus_learning_rate(state.progress)
-        new, total, parts = self.descend(new, "bonus", bonus_loss, rate, self.bonus_optim)
-        metrics = {"intrinsic_value_loss": value_loss, "bonus_loss": total}
-        if parts:
-            metrics |= weighted_means(parts, weights)
+        new, metrics = self.bonus.step(self, self.bonus_optim, new, rows, weights, rng.fold(key, 1))
+        metrics |= {"intrinsic_value_loss": value_loss}
         return new, Aux({**aux.metrics, **metrics}, aux.priority)

@@ -118,7 +118,7 @@ class DQN(Algorithm[D]):
     name = "dqn"
     actions = ("discrete",)
     masks = True
-    targets = ("q",)
+    targets: tuple[str, ...] = ("q",)
     network_argument = "q_network"
     network_class: ClassVar[type[nn.Module]] = QNetwork
     sizes: ClassVar[tuple[str, ...]] = ()  # settings that are also attributes of the network
