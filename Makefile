@@ -20,7 +20,7 @@ INSTALL = pip_install() { $(BIN)/python -m pip install --quiet --constraint cons
 TORCH_VENV := build/torch-$(TORCH)
 TORCH_TESTS := contract executor memory ops_norms ops_scan products recorder resume rewrites rng torch_internals
 
-.PHONY: help check install train test test-compiled test-gpu test-torch regress lint format bench docs site release-check
+.PHONY: help check quick-tests install train test test-compiled test-gpu test-torch regress lint format bench docs site release-check
 .PHONY: constraints clean clean-venv
 .DEFAULT_GOAL := help
 
@@ -84,7 +84,11 @@ format: $(VENV)/.installed-dev
 # A file's tests stay in one process (they share fixtures); the processes take whole files in turn, the slow ones first.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: lint
+# Side by side: mypy is one process, and alone it would leave the other cores idle.
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+quick-tests: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
 test: lint
