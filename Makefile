@@ -20,8 +20,8 @@ INSTALL = pip_install() { $(BIN)/python -m pip install --quiet --constraint cons
 TORCH_VENV := build/torch-$(TORCH)
 TORCH_TESTS := contract executor memory ops_norms ops_scan products recorder resume rewrites rng torch_internals
 
-.PHONY: help check install train test test-compiled test-gpu test-torch regress lint format bench docs site release-check
-.PHONY: constraints clean clean-venv
+.PHONY: help check check-tests install train test test-tests test-compiled test-gpu test-torch regress lint format bench docs
+.PHONY: site release-check constraints clean clean-venv
 .DEFAULT_GOAL := help
 
 help:
@@ -84,10 +84,14 @@ format: $(VENV)/.installed-dev
 # A file's tests stay in one process (they share fixtures); the processes take whole files in turn, the slow ones first.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: lint
+# Side by side: mypy is one process, and alone it would leave the other cores idle.
+check test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 lint $@-tests
+
+check-tests: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
-test: lint
+test-tests: $(VENV)/.installed-dev
 	$(PYTEST) --durations=20
 
 # The suite compiles a few algorithms; this compiles them all (an hour of one core).

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.utils.tensorboard  # the first log line would import it
-from helpers import run_digest
+from helpers import evaluated_twice, run_digest
 
 from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback
@@ -93,6 +93,7 @@ def zygote() -> None:
 
 
 def scripts() -> None:
+    TrainConfig.resolved = evaluated_twice  # type: ignore[method-assign]
     for line in iter(sys.stdin.readline, ""):
         job = json.loads(line)
         pid = os.fork()

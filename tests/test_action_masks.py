@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import config_for, make_algorithm
+from helpers import config_for, is_quick, make_algorithm, slow_unless
 from scipy.special import log_softmax
 
 from rl_training import registry
@@ -68,7 +68,7 @@ class Masked(gym.Env[Any, Any]):
         return obs, float(np.atleast_1d(action)[0]), done, False, info
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", slow_unless(is_quick, MASKED))
 @pytest.mark.parametrize(("where", "nvec"), [("obs", (4,)), ("info", (4,)), ("info", (3, 2))])
 def test_forbidden_actions_are_never_taken(name: str, where: str, nvec: tuple[int, ...], tmp_path: Path) -> None:
     """The environment itself raises on forbidden actions, in training, evaluation and predict."""

@@ -222,6 +222,7 @@ def test_update_equals_plain_autograd() -> None:
     assert int(state.extra["cycle"]) == 4
 
 
+@pytest.mark.slow
 def test_update_on_images_is_pure_one_graph_and_equal_under_vmap() -> None:
     algorithm = make_on_images("bbf", **SMALL, augment="shift_intensity")
     states, batches = [algorithm.init_state(s) for s in (3, 7)], [image_batch(algorithm, s) for s in (3, 7)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ACTION_DIM, BATCH, batch_for, config_for, make_algorithm, spec_for
+from helpers import ACTION_DIM, BATCH, batch_for, config_for, make_algorithm, slow_unless, spec_for
 
 from rl_training import registry
 from rl_training.errors import UserError
@@ -105,7 +105,7 @@ def test_exploration_noise_is_the_standard_deviation_of_the_action(name: str) ->
         assert action.std(0).tolist() == pytest.approx([scale] * ACTION_DIM, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["ou", "gsde"])
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind == "ou", ["ou", "gsde"]))
 def test_a_study_keeps_one_noise_process_per_environment(kind: str, tmp_path: Path) -> None:
     """Two seeds together collect what each collects alone, until learning starts."""
     kwargs = {"exploration": kind, "learning_starts": 0, "train_freq": 1000, "exploration_noise": 0.5}

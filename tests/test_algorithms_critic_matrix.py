@@ -9,7 +9,17 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from helpers import ACTION_DIM, BATCH, assert_near, assert_same_bits, batch_for, config_for, make_algorithm, spec_for
+from helpers import (
+    ACTION_DIM,
+    BATCH,
+    assert_near,
+    assert_same_bits,
+    batch_for,
+    config_for,
+    make_algorithm,
+    slow_unless,
+    spec_for,
+)
 
 from rl_training import registry
 from rl_training.algorithms.continuous.critics.setting import Kinds
@@ -61,7 +71,9 @@ def test_the_matrix_has_every_kind() -> None:
 
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize(("prioritized", "n_step"), [(False, 1), (True, 3)])
+@pytest.mark.parametrize(
+    ("prioritized", "n_step"), slow_unless(lambda prioritized, _: prioritized, [(False, 1), (True, 3)])
+)
 def test_every_combination_trains(name: str, critic: str, prioritized: bool, n_step: int) -> None:
     envs = make_vector_env("Pendulum-v1", seeds=(0,), num_envs=2, vectorization="sync")
     algorithm = registry.entry(name).load()(
@@ -283,7 +295,10 @@ def test_num_critics_of_td3_is_that_of_twin_critics() -> None:
     assert members("sac", critic={"kind": "twin", "num_critics": 5}) == 5
 
 
-@pytest.mark.parametrize("critic", ["quantile", "renorm", "hl_gauss", "conservative"])
+CHOSEN = slow_unless(lambda critic: critic == "quantile", ["quantile", "renorm", "hl_gauss", "conservative"])
+
+
+@pytest.mark.parametrize("critic", CHOSEN)
 def test_a_run_with_another_critic_can_be_loaded(critic: str, tmp_path: Path) -> None:
     config = config_for("td3", tmp_path, total_timesteps=60, algo_kwargs={"critic": CRITICS[critic]})
     result = Trainer(config, progress=False).run()

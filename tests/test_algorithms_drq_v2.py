@@ -208,6 +208,7 @@ def test_image_of_weight_zero_does_not_contribute(name: str) -> None:
     assert not torch.equal(weighted.params["encoder"], algorithm.train_step(state, batch, KEY)[0].params["encoder"])
 
 
+@pytest.mark.slow
 def test_update_on_images_is_one_graph() -> None:
     algorithm = family("drq_v2")
     state, batch = algorithm.init_state(0), image_batch(algorithm)

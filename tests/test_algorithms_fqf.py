@@ -108,6 +108,7 @@ def test_fraction_gradient_is_the_derivative_of_the_wasserstein_error() -> None:
     assert (-step.sign() * size).tolist() == pytest.approx(numerical, rel=5e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_learning_fractions_lowers_the_wasserstein_error() -> None:
     algorithm = FQF(
         q_network=monotone_network([1.5, 0.0, 0.0, -1.5]), learning_rate=0.0, fraction_learning_rate=1e-2,
@@ -125,6 +126,7 @@ def test_learning_fractions_lowers_the_wasserstein_error() -> None:
     assert errors[-1] < best + 0.005
 
 
+@pytest.mark.slow
 def test_entropy_bonus_evens_the_fractions_out() -> None:
     algorithm = FQF(
         q_network=monotone_network([2.0, 0.0, 0.0, -1.0]), learning_rate=0.0, fraction_learning_rate=1e-2,

@@ -162,6 +162,7 @@ def test_policy_is_deterministic_and_risk_neutral() -> None:
     torch.testing.assert_close(algorithm.value(state, obs), q.amax(-1))
 
 
+@pytest.mark.slow
 def test_learns_the_quantile_function_of_the_reward() -> None:
     """Rewards spread evenly over [0, 1): Z(tau) = tau, also at fractions between those it was asked for."""
     algorithm = make_algorithm("iqn", learning_rate=2e-3, kappa=0.0)

@@ -68,6 +68,7 @@ def test_two_critics_without_diversity_are_sac() -> None:
     assert_same_bits(state.target, own.target)
 
 
+@pytest.mark.slow
 def test_resume_inside_the_pretraining_and_a_rollout(tmp_path: Path) -> None:
     def config(side: str) -> Any:
         return config_for("mopo", tmp_path / side, total_timesteps=40)

@@ -268,7 +268,7 @@ def test_optimum_inside_the_bounds_is_found(algo: str, tmp_path: Path) -> None:
     steps, best, settings = ONE_STEP[algo]
     config = TrainConfig(
         algo=algo, env_id="OneStep", total_timesteps=steps, seeds=(0, 1, 2), num_envs=8, execution="recorded",
-        output_dir=str(tmp_path), eval_episodes=1, device="cpu", algo_kwargs=settings,
+        output_dir=str(tmp_path), eval_episodes=1, eval_interval=0, device="cpu", algo_kwargs=settings,
     )  # fmt: skip
     trainer = Trainer(config, env=OneStep(best), progress=False)
     trainer.run()

@@ -93,6 +93,7 @@ def test_one_quantile_is_the_median() -> None:
     assert q.shape == (6, 3)
 
 
+@pytest.mark.slow
 def test_learns_the_quantiles_of_the_reward() -> None:
     """Rewards spread evenly over [0, 1): the quantile at tau is tau."""
     algorithm = make_algorithm("qr_dqn", learning_rate=3e-3, num_quantiles=4, kappa=0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import IMAGE, assert_near, assert_same_bits, image_batch, make_on_images, pictures
+from helpers import IMAGE, assert_near, assert_same_bits, image_batch, is_quick, make_on_images, pictures, slow_unless
 
 from rl_training import registry
 from rl_training.errors import UserError
@@ -92,7 +92,7 @@ def test_shift_is_the_same_under_vmap_and_compiled() -> None:
 # --- in an update ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", AUGMENTED)
+@pytest.mark.parametrize("name", slow_unless(is_quick, AUGMENTED))
 def test_update_learns_from_shifted_images(name: str) -> None:
     """It is the plain update on a batch whose images were shifted by hand, each side with its own draw."""
     algorithm, plain = make_on_images(name, augment="shift", augment_pad=2), make_on_images(name)

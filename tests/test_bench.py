@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,14 +45,32 @@ def dqn(**changes: Any) -> dict[str, Any]:
     return {"algo": "dqn", "env_id": "CartPole-v1", "settings": {"algo_kwargs": DQN}, **changes}
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def write_small(folder: Path) -> Path:
     rows = (
         dqn(bar={"mean": 5, "std": 1, "source": "nobody"}),
         dqn(variant="missed", bar={"mean": 5000, "std": 1, "source": "nobody"}),
     )
-    return write_suite(tmp_path / "small.yaml", *rows)
+    return write_suite(folder / "small.yaml", *rows)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_small(tmp_path)
+
+
+RUN_SMALL = ["bench", "small.yaml", "-j", "2", "--results", "results/small", "--json"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a bench that has trained both studies of the small suite, and what it printed."""
+    folder = tmp_path_factory.mktemp("bench")
+    write_small(folder)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        patch.chdir(folder)
+        assert main(RUN_SMALL) == 0
+    return folder, shown.getvalue()
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
@@ -196,10 +217,11 @@ def test_studies_that_start_together_train_the_agent_of_their_dataset_once(
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def test_results_curves_and_verdicts(small: Path, capsys: Any) -> None:
-    command = ["bench", str(small), "-j", "2", "--results", "results/small", "--json"]
-    assert main(command) == 0
-    table = json.loads(capsys.readouterr().out)
+@pytest.mark.slow
+def test_results_curves_and_verdicts(trained: tuple[Path, str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, shown = trained
+    monkeypatch.chdir(folder)
+    table = json.loads(shown)
     assert (table["done"], table["failed"], table["missed"]) == (2, 0, ["dqn__CartPole-v1__missed"])
     row = json.loads(Path("results/small/dqn__CartPole-v1.json").read_text())
     assert len(row["curve"]["step"]) == 50
@@ -208,16 +230,16 @@ def test_results_curves_and_verdicts(small: Path, capsys: Any) -> None:
     assert row["command"] == "rl-training bench small --only dqn__CartPole-v1"
     assert row["published"] == {"mean": 5.0, "std": 1.0, "source": "nobody", "judged": True}
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*.json*")}
-    assert main([*command, "--strict"]) == 1  # nothing is trained again, but a bar is missed
+    assert main([*RUN_SMALL, "--strict"]) == 1  # nothing is trained again, but a bar is missed
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert main(["bench", str(small), "--list"]) == 0
+    assert main(["bench", "small.yaml", "--list"]) == 0
     assert "MISSED (bar 4,999.0)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_killed_bench_continues_to_the_same_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = write_suite(tmp_path / "small.yaml", dqn(total_timesteps=2000), dqn(variant="b", total_timesteps=2000))
+    path = write_suite(tmp_path / "small.yaml", dqn(total_timesteps=600), dqn(variant="b", total_timesteps=600))
     suite = load_suite(str(path))
     Bench(suite, tmp_path / "calm", tmp_path / "r1").run(2)
     argv = [sys.executable, "-m", "rl_training", "bench", str(path), "-j", "2", "-o", "wild", "--results", "r2"]
@@ -261,6 +283,7 @@ class Tasks:
         assert grace == bench_module.GRACE
 
 
+@pytest.mark.slow
 def test_on_a_cluster_studies_are_tasks_and_a_lost_one_is_started_again(
     small: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,22 +324,27 @@ def test_progress_counts_the_first_line_of_a_log_and_leaves_out_damaged_ones(tmp
     assert progress_of(tmp_path) == (200, 50.0, 7.0)
 
 
-def test_another_study_in_the_directory_is_refused_and_changed_settings_make_a_result_stale(small: Path) -> None:
-    suite = load_suite(str(small))
+@pytest.mark.slow
+def test_another_study_in_the_directory_is_refused_and_changed_settings_make_a_result_stale(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = trained
+    suite = load_suite(str(folder / "small.yaml"))
     study = suite.studies[0]
-    first = Bench(suite, Path("b"), Path("r"), studies=[study])
-    first.run(1)
-    row = json.loads(Path("r/dqn__CartPole-v1.json").read_text())
+    row = json.loads((folder / "results/small/dqn__CartPole-v1.json").read_text())
     assert not stale(row, study.config())
     other = study.config({"algo_kwargs": {"gamma": 0.5}})
     assert stale(row, other)
     assert not stale(row, study.config({"device": "cuda", "execution": "auto"}))
-    changed = Bench(suite, Path("b"), Path("r2"), studies=[study], changes=lambda _: {"algo_kwargs": {"gamma": 0.5}})
+    directory, changes = folder / "runs/bench/small", {"algo_kwargs": {"gamma": 0.5}}
+    assert Bench(suite, directory, tmp_path, studies=[study]).table()["done"] == 1
+    changed = Bench(suite, directory, tmp_path, studies=[study], changes=lambda _: changes)
     assert changed.table()["new"] == 1
     with pytest.raises(UserError, match=r"contains another study \(its study has algo_kwargs.gamma"):
         changed.run(1)
 
 
+@pytest.mark.slow
 def test_settings_on_the_command_line_do_not_write_results_of_the_suite(small: Path, capsys: Any) -> None:
     argv = ["bench", str(small), "--only", "missed", "--set", "total_timesteps=100", "--set", "gamma=0.9", "--json"]
     assert main(argv) == 0
@@ -329,9 +357,14 @@ def test_settings_on_the_command_line_do_not_write_results_of_the_suite(small: P
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_misses_with_their_reason_and_what_was_not_run(small: Path, tmp_path: Path) -> None:
-    suite = load_suite(str(small))
-    Bench(suite, tmp_path / "b", tmp_path / "results" / "small", studies=suite.studies[1:]).run(1)
+@pytest.mark.slow
+def test_the_page_shows_misses_with_their_reason_and_what_was_not_run(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = trained
+    suite = load_suite(str(folder / "small.yaml"))
+    (tmp_path / "results" / "small").mkdir(parents=True)
+    shutil.copy(folder / "results/small/dqn__CartPole-v1__missed.json", tmp_path / "results" / "small")
     section = page.section(suite, tmp_path / "results", "curves")
     assert "| `dqn` | CartPole-v1 (missed) |" in section
     assert "| 5,000 ± 1.0 | **no** | 400 | 2 |" in section

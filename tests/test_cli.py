@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from helpers import is_quick, slow_unless
 
 from rl_training import registry
 from rl_training.cli import boundary, main, options
@@ -216,6 +217,7 @@ def test_a_run_says_which_preset_it_starts_from(cli, tmp_path):
     assert "settings: " not in preset.err
 
 
+@pytest.mark.slow
 def test_command_line_is_recorded_in_the_run(tmp_path):
     subprocess.run([*RL_TRAINING, "train", *PPO, "-n", "64", "-o", str(tmp_path)], check=True, capture_output=True)
     metadata = json.loads(next(tmp_path.glob("*/metadata.json")).read_text())
@@ -277,7 +279,7 @@ def test_step_counts_have_several_notations(text, count):
 # --- config -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", registry.presets())
+@pytest.mark.parametrize("preset", slow_unless(lambda preset: is_quick(preset.split("/")[0]), registry.presets()))
 def test_config_output_is_a_valid_config(preset, tmp_path):
     resolved = make_config(preset).resolved()
     text = as_yaml(resolved)

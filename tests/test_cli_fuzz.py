@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers import slow_unless
 
 from rl_training import registry
 from rl_training.cli import main
@@ -156,7 +157,7 @@ def test_random_command_lines_never_show_a_traceback(capsys, tmp_path, monkeypat
     assert refused > 150
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name != "deep", HOSTILE))
 @pytest.mark.parametrize("command", ["config", "train"])
 def test_hostile_files_are_rejected(capsys, tmp_path, monkeypatch, name, command):
     monkeypatch.chdir(tmp_path)
@@ -186,6 +187,7 @@ def test_paths_that_are_not_files_are_rejected(capsys, tmp_path, monkeypatch):
         assert line is not None, name
 
 
+@pytest.mark.slow
 def test_errors_in_real_processes(tmp_path):
     """Things that pytest's capture could hide: encodings, the interpreter's exit status, output at exit."""
     (tmp_path / "c.yaml").write_text(HOSTILE["object"])

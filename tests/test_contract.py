@@ -19,6 +19,7 @@ from helpers import (
     batch_for,
     clone,
     config_for,
+    is_quick,
     make_algorithm,
     slow_unless,
     updated,
@@ -45,6 +46,10 @@ KINDS = [(name, kind) for name in ALGORITHMS for kind in registry.entry(name).ac
 KEY = rng.key_from_seed(3, 9)
 
 
+def _first_kind(name: str, kind: str) -> bool:
+    return kind == registry.entry(name).actions[0]
+
+
 def run_steps(algorithm: Algorithm[Any], step: Any, seed: int = 0, count: int = STEPS) -> tuple[Any, Any]:
     """`count` updates on as many batches, from the initial state of `seed`."""
     state, aux = algorithm.init_state(seed), None
@@ -67,7 +72,7 @@ def test_train_step_is_deterministic_and_mutates_no_input(name: str, kind: str) 
     assert all(m.shape == () and torch.isfinite(m) for m in first[1].metrics.values())
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize(("name", "kind"), slow_unless(_first_kind, KINDS))
 def test_key_is_the_only_randomness(name: str, kind: str) -> None:
     """Whatever the global generator does, the update is the same."""
     algorithm = make_algorithm(name, kind)
@@ -78,7 +83,7 @@ def test_key_is_the_only_randomness(name: str, kind: str) -> None:
     assert_same_bits(*results)
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize(("name", "kind"), slow_unless(is_quick, KINDS))
 def test_vmap_equals_separate_runs(name: str, kind: str) -> None:
     # A discrete sample within rounding of its threshold may fall on the other side (dreamer did on one processor, with
     # seed 5). Elsewhere the two ways agree to 1e-10, so nothing is hidden by choosing seeds without such a sample.
@@ -184,14 +189,10 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-def _first_kind(name: str, kind: str) -> bool:
-    return kind == registry.entry(name).actions[0] and name != "dreamer"
-
-
 LEARNERS = [(name, kind) for name, kind in KINDS if registry.entry(name).loop != "evolution"]
 
 
-@pytest.mark.parametrize(("name", "kind"), slow_unless(_first_kind, LEARNERS))
+@pytest.mark.parametrize(("name", "kind"), slow_unless(is_quick, LEARNERS))
 def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
     known = registry.entry(name).load().Hyper.model_fields
     settings = {k: v for k, v in {"learning_rate": 1e-2, "hidden_sizes": [64]}.items() if k in known}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ACTION_SPECS, assert_same_bits, config_for, small_fields
+from helpers import ACTION_SPECS, assert_same_bits, config_for, is_quick, slow_unless, small_fields
 from torch import Tensor, nn
 
 from rl_training import algorithm_class, load, registry
@@ -81,7 +81,8 @@ def test_register_refuses_taken_names_and_classes_without_a_loop():
 
 
 @pytest.mark.parametrize(
-    "name", ["dqn", "iqn", "r2d2", "ppo", "recurrent_ppo", "trpo", "sac", "crossq", "discrete_sac"]
+    "name",
+    slow_unless(is_quick, ["dqn", "iqn", "r2d2", "ppo", "recurrent_ppo", "trpo", "sac", "crossq", "discrete_sac"]),
 )
 def test_features_feed_every_network_and_learn(name, tmp_path):
     given = Doubling(4 if "discrete" in registry.entry(name).actions else 3)

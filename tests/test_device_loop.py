@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import run_digest
+from helpers import SHORT_EVALUATION, run_digest, slow_unless
 
 from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
@@ -34,7 +34,8 @@ def config(name: str, output_dir: Path, **changes: Any) -> TrainConfig:
     env_id, fields = CASES[name]
     base = {
         "env_id": env_id, "total_timesteps": 320, "num_envs": 4, "vectorization": "device", "execution": "eager",
-        "device": "cpu", "eval_episodes": 1, "log_interval": 64, "algo_kwargs": fields,
+        "device": "cpu", "eval_episodes": 1, "eval_interval": 160, "log_interval": 64, "algo_kwargs": fields,
+        **SHORT_EVALUATION,
     }  # fmt: skip
     return TrainConfig(algo=name, output_dir=str(output_dir), **{**base, **changes})
 
@@ -48,7 +49,7 @@ class StopAt(Callback):
             trainer.request_stop("to be resumed")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("ppo", "dqn"), CASES))
 def test_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     whole = Trainer(config(name, tmp_path / "whole"), progress=False).run()
     cut = Trainer(config(name, tmp_path / "cut"), callbacks=[StopAt(128)], progress=False, check_every=1).run()
@@ -107,7 +108,7 @@ def test_ppo_solves_cartpole_on_the_device(tmp_path: Path) -> None:
               "gamma": 0.98}  # fmt: skip
     chosen = config(
         "ppo", tmp_path, total_timesteps=60_000, num_envs=8, seeds=(0, 1, 2), eval_episodes=10, eval_interval=0,
-        algo_kwargs=fields, execution="recorded",
+        algo_kwargs=fields, execution="recorded", env_kwargs={},
     )  # fmt: skip
     done = Trainer(chosen, progress=False).run()
     scores = sorted(row["mean_return"] for row in done.final_eval["per_seed"])

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import pytest
 import typer
+from helpers import evaluated_twice
 
 from rl_training import registry
 from rl_training.cli import main
@@ -333,23 +334,29 @@ def test_all_commands_are_documented() -> None:
     assert {line.split()[1] for line in commands()} == set(group.commands)
 
 
+LONG = ("README", "cookbook", "from_d3rlpy", "tutorial")  # pages whose blocks train for seconds
+
+
 def python_blocks() -> list[Any]:
     blocks = []
     for page in PAGES:
         found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
         if page.stem == "tutorial":  # one session, in which a block uses what the ones before it made
             found = ["\n".join(found)]
-        blocks += [pytest.param(block, id=f"{page.stem}-{i}") for i, block in enumerate(found)]
+        marks = pytest.mark.slow if page.stem in LONG else ()
+        blocks += [pytest.param(block, id=f"{page.stem}-{i}", marks=marks) for i, block in enumerate(found)]
     return blocks
 
 
 @pytest.mark.parametrize("block", python_blocks())
 def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the block as written, with fewer training steps."""
-    short = re.sub(r"total_timesteps=[\d_]+", "total_timesteps=1100", block)
+    """Runs the block as written, with fewer training steps and evaluations."""
+    steps = 600 if "learning_starts=500" in block else 1100  # a hundred updates, also with the default of 1000
+    short = re.sub(r"total_timesteps=[\d_]+", f"total_timesteps={steps}", block)
     short = re.sub(r"eval_interval=[\d_]+", "eval_interval=500", short)
-    short = re.sub(r"learn\([\d_]+", "learn(1100", short)
+    short = re.sub(r"learn\([\d_]+", f"learn({steps}", short)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TrainConfig, "resolved", evaluated_twice)
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(short, "block", "exec"), scope)
     assert "result" in scope

@@ -129,6 +129,7 @@ def pixels(tmp_path_factory: Any) -> Path:
     return Trainer(config, progress=False).run().run_dir
 
 
+@pytest.mark.slow
 def test_images(capsys: Any, pixels: Path, tmp_path: Path) -> None:
     words = ("dream", "--checkpoint", pixels, "--video", tmp_path, "-n", 2, "--context", 5, "--horizon", 8)
     status, out, _ = run(capsys, *words, "--training", "--json")

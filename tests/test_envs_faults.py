@@ -160,7 +160,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("how", ["exits", "killed"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("exits", marks=pytest.mark.slow)])
 def test_workers_end_when_the_learner_exits_or_is_killed(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import yaml
-from helpers import config_for, run_digest
+from helpers import config_for, run_digest, slow_unless
 from report_runs import make_run
 from test_video import Counter, frames
 
@@ -36,7 +36,7 @@ def run(name: str, folder: Path, **changes: Any) -> Any:
     return Trainer(config, env=make, progress=False).run()
 
 
-@pytest.mark.parametrize("name", KIND)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "dqn", KIND))
 def test_every_evaluation_has_a_video_and_training_is_the_same_without(name, tmp_path):
     with_videos, without = run(name, tmp_path), run(name, tmp_path, eval_video=False)
     evaluated = [row["step"] for row in read_metrics(with_videos.run_dir) if "eval/mean_reward" in row]

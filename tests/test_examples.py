@@ -1,7 +1,7 @@
 """The example scripts run as they stand, with a small budget, and leave a run that can be loaded.
 
 Each has a process of its own. Most are forked from one that has imported torch already, which is half of what such a
-short run costs; the others are started as a user starts them.
+short run costs, and are evaluated twice instead of twenty times; the others are started as a user starts them.
 """
 
 from __future__ import annotations

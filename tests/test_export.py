@@ -80,14 +80,14 @@ def session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", PLANNERS + CONTEXT)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in CONTEXT[:1], PLANNERS + CONTEXT))
 def test_a_planner_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{name} cannot be exported"):
         export(agent_for(config_for(name, tmp_path)), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("dqn", "ppo", "sac"), chosen()))
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "ppo", chosen()))
 def test_every_algorithm_exports(name: str, tmp_path: Path) -> None:
     agent = agent_for(config_for(name, tmp_path))
     path = tmp_path / "model.onnx"
@@ -173,7 +173,8 @@ SPACES: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_unless(lambda case: case == "dict of everything", SPACES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SPACES)
 def test_policies_for_every_kind_of_space_export(case: str, tmp_path: Path) -> None:
     observation, action = SPACES[case]
     make: Callable[[], Any] = lambda: Toy(observation, action)  # noqa: E731
@@ -204,6 +205,7 @@ def test_torch_program_gives_the_actions_of_the_agent(tmp_path: Path) -> None:
     np.testing.assert_allclose(actions[0].numpy(), agent.predict(observations), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = train(config_for("dqn", tmp_path, seeds=(3, 4)), progress=False)
     path = tmp_path / "model.onnx"

@@ -81,6 +81,7 @@ class _StopAt(Callback):
             trainer.request_stop("cut")
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_without_the_run_it_started_from(offline_run: Path, tmp_path: Path) -> None:
     config = online_config(offline_run, tmp_path / "whole")
     whole = Trainer(config, progress=False).run()
@@ -97,6 +98,7 @@ def test_a_run_resumes_exactly_without_the_run_it_started_from(offline_run: Path
     assert left == right
 
 
+@pytest.mark.slow
 def test_finetune_command(capsys: pytest.CaptureFixture[str], offline_run: Path, tmp_path: Path) -> None:
     words = ["finetune", "--checkpoint", str(offline_run), "-n", "30", "--seed", "4", "--output-dir", str(tmp_path),
              "--no-progress", "--device", "cpu", "--execution", "eager", "--set", "learning_starts=10",

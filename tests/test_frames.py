@@ -262,10 +262,11 @@ class _StopAt(Callback):
 @needs_atari
 @pytest.mark.parametrize("preset", ["dqn/pong_atari", "rainbow_dqn/breakout_atari"])
 def test_training_resumes_exactly(preset: str, tmp_path: Path) -> None:
-    """The presets with a small buffer: cut and continued equals uninterrupted, with sticky actions and lost lives."""
-    small = {"buffer_size": 100, "learning_starts": 60, "batch_size": 4}
-    changes = {"total_timesteps": 130, "num_envs": 1, "log_interval": 40, "eval_episodes": 1, "execution": "eager"}
-    config = make_config(preset, device="cpu", algo_kwargs=small, **changes)
+    """The presets with a small buffer and layer: cut and continued equals uninterrupted, with sticky actions and lost
+    lives."""
+    small = {"buffer_size": 100, "learning_starts": 60, "batch_size": 4, "hidden_sizes": [16]}
+    changes = {"total_timesteps": 130, "num_envs": 1, "log_interval": 40, "eval_interval": 65, "eval_episodes": 1}
+    config = make_config(preset, device="cpu", execution="eager", algo_kwargs=small, **changes)
     config = config.model_copy(update={"env_kwargs": {**config.env_kwargs, "evaluation": {"max_frames": 400}}})
 
     def run(folder: str, **options: Any) -> Any:

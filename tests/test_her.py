@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import config_for, run_digest
+from helpers import config_for, run_digest, slow_unless
 
 from rl_training.data.her import HerOptions, Hindsight, distance_reward, make_hindsight, numpy_reward
 from rl_training.data.replay import PrioritizedReplay, Replay
@@ -291,10 +291,12 @@ def her_config(name: str, root: Path, **changes: Any) -> Any:
     return config_for(name, root, env_id=POINT, algo_kwargs=fields, **changes)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [("ddpg", {}), ("td3", {"n_step": 2}), ("tqc", {"prioritized": True}), ("sac", {"her": {"strategy": "episode"}})],
-)
+RESUMED: list[tuple[str, dict[str, Any]]] = [
+    ("ddpg", {}), ("td3", {"n_step": 2}), ("tqc", {"prioritized": True}), ("sac", {"her": {"strategy": "episode"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields"), slow_unless(lambda name, _: name == "td3", RESUMED))
 def test_cut_and_resumed_equals_uninterrupted(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """Also where the rewards come from the environment's own function (sac here)."""
     changes = {"num_envs": 2, "total_timesteps": 160, "eval_interval": 80, "algo_kwargs": {"batch_size": 8, **fields}}

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import yaml
+from helpers import slow_unless
 
 import rl_training
 from rl_training import imports
@@ -63,7 +64,10 @@ def run(*words: str) -> int:
     return main([*words, "--no-progress"] if words[0] in ("train", "resume") else list(words))
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "verify-resume", "sweep"])
+COMMANDS = ("train", "plan", "verify-resume", "sweep")
+
+
+@pytest.mark.parametrize("command", slow_unless(lambda command: command != "sweep", COMMANDS))
 def test_a_configuration_file_imports_nothing(
     command: str, marker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +92,7 @@ def test_a_nested_training_imports_nothing(where: str, nested: dict[str, Any], m
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_imports_nothing_and_the_refusal_says_what_to_type(
     marker: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +148,7 @@ def test_a_file_read_in_python_imports_nothing(marker: Path, tmp_path: Path) -> 
     assert marker.exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_hands_its_allowance_to_the_workers(marker: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "x.yaml", algo="dqn", env_id="named_env:Named-v0", **SMALL)
     assert run("sweep", "--config", path, "--allow-import", "named_env", "--no-progress") == 0
@@ -182,6 +188,7 @@ def test_only_module_names_can_be_allowed(name: Any) -> None:
         imports.allow_import(name)
 
 
+@pytest.mark.slow
 def test_the_working_directory_is_not_on_the_import_path(tmp_path: Path) -> None:
     (tmp_path / "named_env.py").write_text(MODULE)
     plugin = tmp_path / "evil-1.dist-info"

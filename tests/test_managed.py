@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config_for, run_digest, small_fields
+from helpers import config_for, run_digest, slow_unless, small_fields
 from typer.testing import CliRunner
 
 import rl_training
@@ -56,7 +56,9 @@ def test_settings_by_name_describe_the_same_run_as_a_config(name: str, tmp_path:
     assert saved.algo_kwargs["hidden_sizes"] == [16], "the other settings of the config stay"
 
 
-@pytest.mark.parametrize(("name", "num_envs"), [("a2c", 8), ("dqn", 1), ("dqn", 3)])
+@pytest.mark.parametrize(
+    ("name", "num_envs"), slow_unless(lambda name, _: name == "a2c", [("a2c", 8), ("dqn", 1), ("dqn", 3)])
+)
 def test_second_learn_goes_on_as_resume_does(name: str, num_envs: int, tmp_path: Path) -> None:
     settings = quick(name, tmp_path / "one", num_envs=num_envs, learning_rate="lin_1e-3")
     if name == "a2c":

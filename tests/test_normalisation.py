@@ -106,7 +106,7 @@ def test_bad_settings_are_one_sentence() -> None:
 def test_the_normaliser_is_saved_resumed_and_exported(algo: str, env_id: str, tmp_path: Any) -> None:
     config = make_config(
         None, algo=algo, env_id=env_id, total_timesteps=120, learning_starts=20, batch_size=16, hidden_sizes=(8, 8),
-        normalize_observations=True, execution="eager", eval_episodes=1, output_dir=str(tmp_path),
+        normalize_observations=True, execution="eager", eval_episodes=1, eval_interval=60, output_dir=str(tmp_path),
     )  # fmt: skip
     assert verify_resume(config)["identical"]
     agent = load(Trainer(config, progress=False).run().checkpoint_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import config_for
+from helpers import config_for, slow_unless
 
 from rl_training.cli import main
 from rl_training.experiment.run.checkpoint import load_checkpoint
@@ -44,7 +44,7 @@ def test_sizes_and_updates_match_the_run(name: str, seeds: Any, tmp_path: Path) 
         ("fast_td3", "Pendulum-v1", {"batch_size": 16}),
     ],
 )
-@pytest.mark.parametrize("seeds", [None, (0, 1)])
+@pytest.mark.parametrize("seeds", slow_unless(bool, [(None,), ((0, 1),)]))
 def test_memory_of_environments_on_the_device_is_that_of_the_run(
     name: str, env_id: str, fields: dict[str, Any], seeds: Any, tmp_path: Path
 ) -> None:

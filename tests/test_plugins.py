@@ -69,6 +69,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**results, "stderr": done.stderr}
 
 
+@pytest.mark.slow
 def test_it_is_listed_without_being_imported(installed: dict[str, Any]) -> None:
     rows = {row["name"]: row for row in json.loads(installed["list"]["out"])["algorithms"]}
     assert rows["boltzmann_dqn"]["family"] == "value-based"
@@ -78,6 +79,7 @@ def test_it_is_listed_without_being_imported(installed: dict[str, Any]) -> None:
     assert "Did you mean 'boltzmann_dqn'?" in installed["stderr"]
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_and_loads(installed: dict[str, Any]) -> None:
     assert installed["train"]["status"] == installed["resume"]["status"] == installed["predict"]["status"] == 0
     summary = json.loads(installed["resume"]["out"])
@@ -89,6 +91,7 @@ def test_it_trains_resumes_and_loads(installed: dict[str, Any]) -> None:
     assert installed["from"] == "rl_training_boltzmann.algorithm"
 
 
+@pytest.mark.slow
 def test_broken_plug_ins_are_a_sentence_each(installed: dict[str, Any]) -> None:
     warnings = [line for line in installed["stderr"].splitlines() if "plug-in" in line]
     assert len(warnings) == 3

@@ -134,7 +134,8 @@ def test_a_compiled_run_resets_as_a_plain_one() -> None:
 def test_a_run_with_resets_resumes_exactly(algo: str, tmp_path: Path) -> None:
     config = make_config(
         None, algo=algo, env_id="Pendulum-v1", total_timesteps=120, learning_starts=20, batch_size=16,
-        hidden_sizes=(8, 8), reset_interval=15, execution="eager", eval_episodes=1, output_dir=str(tmp_path),
+        hidden_sizes=(8, 8), reset_interval=15, execution="eager", eval_episodes=1, eval_interval=60,
+        output_dir=str(tmp_path),
     )  # fmt: skip
     assert verify_resume(config)["identical"]
 

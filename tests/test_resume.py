@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from driver import command
-from helpers import ALGORITHMS, QUICK, SHORT_EVALUATION, config_for, slow_unless
+from helpers import ALGORITHMS, SHORT_EVALUATION, config_for
 
 from rl_training import registry
 
@@ -94,11 +94,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     }
 
 
-def _quick_cell(key: str) -> bool:
-    return key in {f"{name}-4-sync" for name in QUICK}
-
-
-@pytest.mark.parametrize("key", slow_unless(_quick_cell, CELLS))
+@pytest.mark.slow
+@pytest.mark.parametrize("key", CELLS)
 def test_a_run_resumed_three_times_equals_an_uninterrupted_one(outcomes: dict[str, dict[str, Any]], key: str) -> None:
     whole, legs = outcomes[key]["whole"], outcomes[key]["legs"]
     interrupted = "interrupted" if outcomes[key]["way"] == "term_at" else "stopped"
@@ -110,6 +107,7 @@ def test_a_run_resumed_three_times_equals_an_uninterrupted_one(outcomes: dict[st
     assert legs[-1]["digest"] == whole["digest"]
 
 
+@pytest.mark.slow
 def test_some_interruptions_were_inside_an_episode(outcomes: dict[str, dict[str, Any]]) -> None:
     lengths = [length for o in outcomes.values() for leg in o["legs"][:3] for length in leg["episode_lengths"]]
     assert sum(n > 0 for n in lengths) > len(lengths) / 2

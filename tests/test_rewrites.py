@@ -19,6 +19,7 @@ from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.engine.compiler import compiled
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow  # the first rewrite asks the C++ compiler what the processor can do
 passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
 shared_weights = pytest.importorskip("rl_training.runtime.engine.inductor.shared_weights", exc_type=ImportError)
 long_sums = pytest.importorskip("rl_training.runtime.engine.inductor.long_sums", exc_type=ImportError)
@@ -42,7 +43,6 @@ def test_tanh_is_a_rational_function_as_exact_as_the_library() -> None:
     assert bool((y[:-1].abs() <= 1.0).all())
 
 
-@pytest.mark.slow
 def test_compiled_tanh_layer_has_the_slopes_of_tanh() -> None:
     """The slope reads the result: nothing is computed twice, and second derivatives are right."""
     layer, x = nn.Tanh(), torch.linspace(-9.0, 9.0, 1001)
@@ -142,7 +142,6 @@ def test_chosen_actions_are_stored_but_masks_are_not() -> None:
     assert torch.equal(graph(values, kept, rows), values[torch.arange(64), kept[rows].long()])
 
 
-@pytest.mark.slow
 def test_sums_over_many_rows_are_products_if_the_matrix_is_stored_anyway() -> None:
     x, weight, y = torch.randn(2, 2_048, 16), torch.randn(2, 16, 40), torch.randn(2, 2_048)
 

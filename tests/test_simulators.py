@@ -130,6 +130,7 @@ def test_an_evaluation_ends_the_running_episodes_without_a_termination(tmp_path:
     assert not rows["terminated"].any()
 
 
+@pytest.mark.slow
 def test_ppo_learns_from_a_simulator(tmp_path: Path) -> None:
     """The best policy stands at 3 after two steps: -1 for the first step (from 0 by 2), then nearly 0. Standing still
     earns -15."""

@@ -175,6 +175,7 @@ def test_coverage_over_several_tasks() -> None:
     assert 0.93 <= np.mean((low <= 0.3) & (high >= 0.3)) <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "ceiling", "failures"])
 def test_false_alarms_of_a_comparison(name: str) -> None:
     """Two equal sets of runs: B seems significantly worse in at most about 2.5 % of cases."""

@@ -92,6 +92,7 @@ def test_names_of_the_stub_exist() -> None:
     assert all(getattr(rl_training, name) is not None for name in public)
 
 
+@pytest.mark.slow
 def test_type_checker_sees_classes_settings_and_mistakes(tmp_path: Path) -> None:
     """Third-party packages are skipped, so that this takes seconds and no cache."""
     pytest.importorskip("mypy")

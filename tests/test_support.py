@@ -136,7 +136,7 @@ def run(tmp_path: Any, **settings: Any) -> list[str]:
     """The warnings of a short run on CartPole, whose rewards are 1."""
     config = make_config(
         None, algo="c51_dqn", env_id="CartPole-v1", total_timesteps=150, log_interval=50, output_dir=str(tmp_path),
-        execution="eager", eval_episodes=1, learning_starts=20, **settings,
+        execution="eager", eval_episodes=1, eval_interval=0, learning_starts=20, **settings,
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -144,6 +144,7 @@ def run(tmp_path: Any, **settings: Any) -> list[str]:
     return [str(w.message) for w in caught if "clip" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_a_run_warns_once_about_a_support_that_clips(tmp_path: Any) -> None:
     said = run(tmp_path, v_min=-0.5, v_max=0.5)
     assert len(said) == 1
@@ -156,6 +157,6 @@ def test_a_run_warns_once_about_a_support_that_clips(tmp_path: Any) -> None:
 def test_resume_is_exact(algo: str, env_id: str, tmp_path: Any) -> None:
     config = make_config(
         None, algo=algo, env_id=env_id, total_timesteps=200, seeds=(0, 1), learning_starts=20, batch_size=16,
-        hidden_sizes=(16, 16), execution="eager", output_dir=str(tmp_path),
+        hidden_sizes=(16, 16), execution="eager", eval_episodes=1, eval_interval=100, output_dir=str(tmp_path),
     )  # fmt: skip
     assert verify_resume(config)["identical"]

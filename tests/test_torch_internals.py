@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SHORT_EVALUATION, assert_near, batch_for, config_for, make_algorithm, run_digest, updated
+from helpers import (
+    SHORT_EVALUATION,
+    assert_near,
+    batch_for,
+    config_for,
+    make_algorithm,
+    run_digest,
+    slow_unless,
+    updated,
+)
 from torch import Tensor
 
 from rl_training.errors import UserError
@@ -27,6 +36,7 @@ from rl_training.runtime.engine.executor import Executor, Mode, choose_mode
 SRC = Path(__file__).parents[1] / "src"
 CPU = torch.device("cpu")
 ALGORITHMS = [("dqn", "discrete"), ("ppo", "discrete"), ("sac", "box")]
+QUICK = slow_unless(lambda name, _: name == "dqn", ALGORITHMS)
 COMPILING = ("inductor_options", "graph_passes", "lowering", "wrapper_code", "direct_entry", "handles")
 NEAR = {"rtol": 1e-4, "atol": 2e-5}
 Remove = Callable[..., None]
@@ -113,7 +123,7 @@ def expected() -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("capability", internals.CAPABILITIES)
 @pytest.mark.parametrize("mode", ["eager", "recorded"])
-@pytest.mark.parametrize(("name", "kind"), ALGORITHMS)
+@pytest.mark.parametrize(("name", "kind"), QUICK)
 def test_updates_have_the_same_bits(
     name: str, kind: str, mode: Mode, capability: str, remove: Remove, expected: dict[str, list[Any]]
 ) -> None:
@@ -122,7 +132,7 @@ def test_updates_have_the_same_bits(
 
 
 @pytest.mark.parametrize("mode", ["eager", "recorded"])
-@pytest.mark.parametrize(("name", "kind"), ALGORITHMS)
+@pytest.mark.parametrize(("name", "kind"), QUICK)
 def test_a_run_without_any_private_name(name: str, kind: str, mode: Mode, tmp_path: Path, remove: Remove) -> None:
     results = []
     for names in ((), set(internals.CAPABILITIES) - {"transforms"}, internals.CAPABILITIES):
@@ -212,6 +222,7 @@ def compiled_steps(mode: Mode) -> list[Tensor]:
     return [tree["w"], *metrics]
 
 
+@pytest.mark.slow
 @can_compile
 @pytest.mark.parametrize("capability", COMPILING)
 def test_compiling_without_a_capability(capability: str, remove: Remove) -> None:
@@ -219,6 +230,7 @@ def test_compiling_without_a_capability(capability: str, remove: Remove) -> None
     torch.testing.assert_close(compiled_steps("compile"), compiled_steps("eager"))
 
 
+@pytest.mark.slow
 @can_compile
 @pytest.mark.parametrize(("name", "kind"), ALGORITHMS)
 def test_compiled_updates_without_any_private_name(
@@ -232,6 +244,7 @@ def fails(*_: object, **__: object) -> object:
     raise KeyError("of a newer torch")
 
 
+@pytest.mark.slow
 @can_compile
 @can_rewrite
 @pytest.mark.parametrize(

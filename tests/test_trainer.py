@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, slow_unless
+from helpers import ALGORITHMS, SHORT_EVALUATION, config_for, is_quick, slow_unless
 
 from rl_training import Callback, EarlyStopping, UserError, registry
 from rl_training.experiment.run.agent import Agent
@@ -86,7 +86,7 @@ def trainer(name: str, root: Path, callbacks: Any = (), env: Any = None, **chang
     return Trainer(config_for(name, root, **changes), callbacks=callbacks, env=env, progress=False)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_unless(is_quick, ALGORITHMS))
 @pytest.mark.parametrize(("total", "envs"), slow_unless(lambda total, _: total == 72, [(60, 1), (72, 4), (47, 1)]))
 def test_exact_step_budget(name: str, total: int, envs: int, tmp_path: Path) -> None:
     """Also where it is no multiple of the rollout."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import config_for
+from helpers import config_for, slow_unless
 
 from rl_training import registry
 from rl_training.cli.evaluate import _watch
@@ -69,7 +69,7 @@ def frames(folder: Path) -> dict[str, int]:
     return {path.name: ffmpeg.count_frames_and_secs(str(path))[0] for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize(("family", "loop", "kind"), FAMILIES)
+@pytest.mark.parametrize(("family", "loop", "kind"), slow_unless(lambda *case: case in list(FAMILIES)[:2], FAMILIES))
 def test_a_video_has_one_frame_more_than_the_episode_has_steps(family, loop, kind, tmp_path):
     agent = untrained(FAMILIES[family, loop, kind], kind, tmp_path)
     result = _watch(agent, 2, 0, tmp_path / "v", True)
