@@ -128,14 +128,19 @@ def is_quick(name: str, *_: Any) -> bool:
     return name in QUICK
 
 
+def settings_read(name: str) -> set[str]:
+    """The settings of an algorithm that have an effect."""
+    hyper = registry.entry(name).load().Hyper
+    return hyper.model_fields.keys() - set(hyper.unused)
+
+
 def small_fields(name: str) -> dict[str, Any]:
     """Quick settings of an algorithm."""
     entry = registry.entry(name)
     if entry.loop not in SMALL:
         raise KeyError(f"{name}: tests/helpers.py does not know the loop '{entry.loop}'; add it to SMALL and batch_for")
     family = {k: v for base, v in PER_ALGORITHM.items() if _shares_class(name, base) for k, v in v.items()}
-    hyper = entry.load().Hyper
-    known = hyper.model_fields.keys() - set(hyper.unused)
+    known = settings_read(name)
     return {**{k: v for k, v in SMALL[entry.loop].items() if k in known}, **family, **VARIANTS.get(name, {})}
 
 

@@ -21,6 +21,7 @@ from helpers import (
     config_for,
     is_quick,
     make_algorithm,
+    settings_read,
     slow_unless,
     updated,
 )
@@ -194,7 +195,7 @@ LEARNERS = [(name, kind) for name, kind in KINDS if registry.entry(name).loop !=
 
 @pytest.mark.parametrize(("name", "kind"), slow_unless(is_quick, LEARNERS))
 def test_loss_falls_on_a_fixed_batch(name: str, kind: str) -> None:
-    known = registry.entry(name).load().Hyper.model_fields
+    known = settings_read(name)
     settings = {k: v for k, v in {"learning_rate": 1e-2, "hidden_sizes": [64]}.items() if k in known}
     algorithm = make_algorithm(name, kind, **{**settings, **FIXED.get(name, {})})
     batch = batch_for(algorithm)
@@ -292,7 +293,7 @@ def _shortened(preset: str, output_dir: Any) -> Any:
     if entry.loop == "on_policy":
         kwargs["batch_size"] = kwargs["discriminator_batch_size"] = 8 * envs // 2 if envs > 1 else 8
         kwargs["bc_steps"] = min(2, getattr(config.hyper(), "bc_steps", 0))
-    kwargs = {k: v for k, v in kwargs.items() if k in entry.load().Hyper.model_fields}
+    kwargs = {k: v for k, v in kwargs.items() if k in settings_read(entry.name)}
     steps = 16 if entry.loop == "offline" else max(72, 16 * envs)  # a few updates
     changes = {
         "total_timesteps": steps, "eval_episodes": 1, "eval_interval": 0, "execution": "eager",
