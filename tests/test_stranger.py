@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 240  # seconds a command may take on a busy machine
+COMPLETE = "step_" + 12 * "[0-9]"  # a killed run may leave the beginning of another checkpoint, with a longer name
 
 # Run by `python -I -S`: nothing but the standard library and the folder given.
 ALONE = """
@@ -73,7 +74,7 @@ class Stranger:
             )  # fmt: skip
             try:
                 deadline = time.monotonic() + LIMIT
-                while not (found := list(self.home.glob("runs/*/checkpoints/step_*/manifest.json"))):
+                while not (found := list(self.home.glob(f"runs/*/checkpoints/{COMPLETE}/manifest.json"))):
                     assert process.poll() is None, (self.home / "train.log").read_text()[-3000:]
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
@@ -96,7 +97,7 @@ def test_installed_wheel_trains_resumes_and_exports_a_standalone_policy(tmp_path
         "--set", "checkpoint_interval=1000",
     )  # fmt: skip
     assert not (run / "summary.json").exists() or json.loads((run / "summary.json").read_text())["status"] == "running"
-    checkpoint = max(run.glob("checkpoints/step_*"))
+    checkpoint = max(run.glob(f"checkpoints/{COMPLETE}"))
     reached = int(checkpoint.name.removeprefix("step_"))
     summary = json.loads(
         stranger.rl("resume", "--run", str(run), "-n", str(reached + 20_000), "--no-progress", "--json")
