@@ -85,8 +85,11 @@ format: $(VENV)/.installed-dev
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Side by side: mypy is one process, and alone it would leave the other cores idle.
-check test: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs 2 lint $@-tests
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 lint check-tests
+
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 lint test-tests
 
 check-tests: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
