@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow  # the first rewrite asks the C++ compiler what th
 passes = pytest.importorskip("rl_training.runtime.engine.inductor.passes", exc_type=ImportError)
 shared_weights = pytest.importorskip("rl_training.runtime.engine.inductor.shared_weights", exc_type=ImportError)
 long_sums = pytest.importorskip("rl_training.runtime.engine.inductor.long_sums", exc_type=ImportError)
+choices = pytest.importorskip("rl_training.runtime.engine.inductor.choices", exc_type=ImportError)
 
 
 def rewritten(fn: Any, *inputs: Tensor) -> tuple[torch.fx.GraphModule, Counter[str]]:
@@ -160,16 +161,18 @@ def test_sums_over_many_rows_are_products_if_the_matrix_is_stored_anyway() -> No
 def joined(fn: Any, *inputs: Any) -> tuple[torch.fx.GraphModule, int, int]:
     """The graph with joined products, and the number of products before and after."""
 
-    def products(graph: torch.fx.Graph) -> int:
-        return sum("mm.default" in str(n.target) for n in graph.nodes)
-
     graph = make_fx(fn, tracing_mode="fake")(*inputs)
-    before = products(graph.graph)
+    before = count(graph, "mm")
     shared_weights.join_products(graph.graph, "cpu")
     graph.graph.eliminate_dead_code()
     graph.graph.lint()
     graph.recompile()
-    return graph, before, products(graph.graph)
+    return graph, before, count(graph, "mm")
+
+
+def count(graph: torch.fx.GraphModule, name: str) -> int:
+    """The number of operations whose name ends like this."""
+    return sum(f"{name}.default" in str(n.target) for n in graph.graph.nodes)
 
 
 def test_products_with_the_same_weights_become_one() -> None:
@@ -187,6 +190,23 @@ def test_products_with_the_same_weights_become_one() -> None:
     graph, before, after = joined(fn, flat, x, y)
     assert (before, after) == (6, 4)
     torch.testing.assert_close(graph(flat, x, y), fn(flat, x, y))
+
+
+def test_biases_and_activations_behind_joined_products_are_joined() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, biases, x, y = (torch.randn(shape, generator=generator) for shape in ((2, 8, 8), (2, 8), (5, 8), (5, 8)))
+
+    def forward(weights: Tensor, biases: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(torch.relu(x @ weights[0] + biases[0]) @ weights[1])
+
+    def fn(weights: Tensor, biases: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        near, far = forward(weights, biases, x), forward(weights, biases, y)
+        return near, far, torch.relu(near) + near.mean(0)  # of one half alone
+
+    graph, before, after = joined(fn, weights, biases, x, y)
+    assert (before, after) == (4, 2)
+    assert (count(graph, "relu"), count(graph, "tanh"), count(graph, "cat")) == (2, 1, 1)
+    torch.testing.assert_close(graph(weights, biases, x, y), fn(weights, biases, x, y))
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("sac", 0), ("sac", 2), ("dqn", 0)])
@@ -231,3 +251,18 @@ def test_short_sums_and_large_results_stay_one_product() -> None:
     long_sums.split_long_sums(graph.graph, "cpu")
     assert [str(n.target) for n in graph.graph.nodes if n.op == "call_function"] == ["aten.mm.default"]
     assert long_sums._parts(torch.Size((2_048, 65_536)), torch.Size((65_536, 2_048))) == 1
+
+
+def test_tiles_of_a_gpus_products() -> None:
+    """Large where every multiprocessor gets one, small where most would wait, and never larger than the product."""
+    assert choices.tile_for(1, 65_536, 64, 64) == (64, 64, 64, 4)
+    assert choices.tile_for(16, 256, 256, 256) == (64, 64, 64, 4)  # 256 tiles
+    assert choices.tile_for(2, 256, 256, 256) == (32, 32, 64, 2)  # 32 tiles, so they are cut smaller: 128
+    assert choices.tile_for(1, 8, 2, 17) == (16, 16, 32, 2)
+
+
+@pytest.mark.parametrize(("terms", "results", "split"), [(256, 512, False), (65_536, 64, True), (144_400, 1, True)])
+def test_only_long_sums_are_split(terms: int, results: int, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = staticmethod(lambda *_: 7)
+    monkeypatch.setattr(choices.names.InductorChoices, "reduction_split_factor", theirs)
+    assert choices.GpuChoices.reduction_split_factor(CPU, terms, results, False) == (7 if split else 1)

@@ -290,7 +290,11 @@ def test_the_user_is_told_only_if_plain_inductor_fails_too(
 def test_rewrites_for_a_gpu_are_guarded(remove: Remove) -> None:
     cuda = torch.device("cuda")
     remove("lowering", "wrapper_code")  # for the CPU only
+    assert set(compiler._rewrites(cuda)) > {"post_grad_custom_post_pass", "max_autotune_gemm"}
+    assert compiler._choices(cuda) is not None
+    remove("product_kernels")
     assert set(compiler._rewrites(cuda)) == {"post_grad_custom_post_pass"}
+    assert compiler._choices(cuda) is None
     remove("graph_passes")
     assert compiler._rewrites(cuda) == {}
 

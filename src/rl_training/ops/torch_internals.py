@@ -91,6 +91,15 @@ graph_passes = Capability(
     get_hash_for_files="torch._inductor.custom_graph_pass:get_hash_for_files",
     stable_topological_sort="torch._inductor.pattern_matcher:stable_topological_sort",
 )
+product_kernels = Capability(
+    "on a GPU, biases and activations are kernels of their own",
+    InductorChoices="torch._inductor.choices:InductorChoices",
+    expected="torch._inductor.choices:InductorChoices._finalize_template_configs",
+    KernelTemplateChoice="torch._inductor.kernel_template_choice:KernelTemplateChoice",
+    DictKernelTemplateParams="torch._inductor.template_heuristics.params:DictKernelTemplateParams",
+    ExternKernelChoice="torch._inductor.select_algorithm:ExternKernelChoice",
+    V="torch._inductor.virtualized:V",
+)
 lowering = Capability(
     "graphs for the CPU are compiled without rewrites",
     ir="torch._inductor.ir",
@@ -184,6 +193,14 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options.keys() - set(known):
         warn_once(f"graphs are compiled without the option {name}", "unknown to inductor")
     return {name: value for name, value in options.items() if name in known}
+
+
+@contextmanager
+def compiling_with(choices: Any) -> Iterator[None]:
+    """Inductor asks `choices` which kernels to use; None leaves its own."""
+    names = None if choices is None else product_kernels.find()
+    with nullcontext() if names is None else names.V.set_choices_handler(choices):
+        yield
 
 
 def without_shim_warnings() -> None:

@@ -40,10 +40,13 @@ def compiled(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]
 
     def call(*args: Any) -> Any:
         nonlocal run, ran
+        if ran:
+            return run(*args)
         try:
-            out = run(*args)
+            with internals.compiling_with(_choices(device) if rewrites else None):
+                out = run(*args)
         except Exception as error:
-            if ran or not rewrites or not internals.is_compiler_error(error):
+            if not rewrites or not internals.is_compiler_error(error):
                 raise
             internals.warn_once(f"'{fn.__name__}' is compiled again without rewrites", _first_line(error))
             run = _one_graph(fn, device, {})
@@ -79,10 +82,27 @@ def _rewrites(device: torch.device) -> dict[str, Any]:
             return {"post_grad_custom_post_pass": CpuRewrites(), **contract}
         from rl_training.runtime.engine.inductor.shared_weights import GpuRewrites
 
-        return {"post_grad_custom_post_pass": GpuRewrites()}
+        return {"post_grad_custom_post_pass": GpuRewrites(), **_kernel_options()}
     except Exception as error:  # a name is there and works differently
         internals.warn_once(internals.graph_passes.without, str(error))
         return {}
+
+
+def _kernel_options() -> dict[str, Any]:
+    if internals.product_kernels.find() is None:
+        return {}
+    from rl_training.runtime.engine.inductor.choices import OPTIONS
+
+    return OPTIONS
+
+
+def _choices(device: torch.device) -> Any:
+    """Which kernels compute products and sums; None where inductor decides."""
+    if device.type == "cpu" or internals.product_kernels.find() is None:
+        return None
+    from rl_training.runtime.engine.inductor.choices import GpuChoices
+
+    return GpuChoices()
 
 
 def with_compiled_pieces(fn: Callable[..., Any]) -> Callable[..., Any]:

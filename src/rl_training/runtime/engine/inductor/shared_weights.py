@@ -2,12 +2,15 @@
 weights become one product of all their rows.
 
 Examples of the second are a policy that is applied to two observations of a batch, and a network that double Q-learning
-also applies to the next observation. A small product takes about as long as launching its kernel.
+also applies to the next observation. A small product takes about as long as launching its kernel. The biases and
+activations behind such products are joined as well, so that the kernel of the product can apply them.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from rl_training.runtime.engine.inductor.nodes import Calls
 aten = torch.ops.aten
 inductor = graph_passes.required()
 
+_FILES = (__file__, nodes.__file__, long_sums.__file__, str(Path(__file__).with_name("choices.py")))
 _PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
 _MAX_JOINED = 1 << 20  # elements of the joined input: in larger products the arithmetic takes most of the time
 # Operations that select a part of a tensor: with equal arguments they select the same weights.
@@ -32,35 +36,83 @@ _ALIASES = (aten.detach.default, aten.alias.default)
 
 
 class GpuRewrites(inductor.CustomGraphPass):  # type: ignore[misc, name-defined]
-    """The pass that inductor calls. `uuid` makes cached graphs depend on these files."""
+    """The pass that inductor calls. `uuid` makes cached graphs depend on these files and on the choice of
+    kernels."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         join_products(graph, "cuda")
         long_sums.split_long_sums(graph, "cuda")
 
     def uuid(self) -> Any:
-        return inductor.get_hash_for_files((__file__, nodes.__file__, long_sums.__file__))
+        return inductor.get_hash_for_files(_FILES)
 
 
 def join_products(graph: torch.fx.Graph, device: str) -> None:
     """Join the first pair of such products, until there are none left."""
     while (pair := _same_weights(graph, device)) is not None:
         first, second = pair
+        args: Any = first.args
+        *bias, left, right = args
+        other: Any = second.args[-2]
         with graph.inserting_before(second):
             call = Calls(graph)
-            args: Any = first.args
-            *bias, left, right = args
-            rows = left.meta["val"].shape[-2]
-            product = call(first.target, *bias, call(aten.cat.default, [left, second.args[-2]], -2), right)
-            dim = product.meta["val"].dim() - 2
-            parts = [
-                call(aten.slice.Tensor, product, dim, start, stop)
-                for start, stop in ((0, rows), (rows, product.meta["val"].shape[dim]))
-            ]
-        for node, part in zip(pair, parts):
-            node.replace_all_uses_with(part)
-            graph.erase_node(node)
+            inputs = _whole(left, other) or call(aten.cat.default, [left, other], -2)
+            halves = _halves(call, call(first.target, *bias, inputs, right))
+        _replace(graph, pair, halves)
         inductor.stable_topological_sort(graph)  # the joined product must come before the users of the first
+        while (pair := _same_activation(*halves)) is not None:
+            with graph.inserting_before(pair[0]):
+                args = (halves[0].args[0] if arg is halves[0] else arg for arg in pair[0].args)
+                halves = _halves(Calls(graph), Calls(graph)(pair[0].target, *args))
+            _replace(graph, pair, halves)
+            inductor.stable_topological_sort(graph)
+
+
+Pair = tuple[torch.fx.Node, torch.fx.Node]
+
+
+def _halves(call: Calls, joined: torch.fx.Node) -> Pair:
+    """The two halves of the rows of a joined result."""
+    shape = joined.meta["val"].shape
+    dim, rows = len(shape) - 2, shape[-2] // 2
+    return call(aten.slice.Tensor, joined, dim, 0, rows), call(aten.slice.Tensor, joined, dim, rows, 2 * rows)
+
+
+def _replace(graph: torch.fx.Graph, old: Pair, new: Pair) -> None:
+    for node, half in zip(old, new):
+        node.replace_all_uses_with(half)
+        graph.erase_node(node)
+
+
+def _whole(first: torch.fx.Node, second: torch.fx.Node) -> torch.fx.Node | None:
+    """The joined result whose halves these are."""
+    whole: Any = first.args[0] if first.args else None
+    if isinstance(whole, torch.fx.Node) and isinstance(whole.meta.get("val"), Tensor):
+        *_, rows, _ = shape = (1, *whole.meta["val"].shape)
+        halves = [(whole, len(shape) - 3, start, start + rows // 2) for start in (0, rows // 2)]
+        if [node.args for node in (first, second) if node.target is aten.slice.Tensor] == halves:
+            return whole
+    return None
+
+
+def _same_activation(first: torch.fx.Node, second: torch.fx.Node) -> Pair | None:
+    """The same function of both halves of a joined result, such as a bias or an activation."""
+    for one, other in itertools.product(first.users, second.users):
+        if one.target is other.target and nodes.is_elementwise(one) and not one.kwargs and not other.kwargs:
+            pairs = list(zip(one.args, other.args))
+            if all((x is first and y is second) or _is_same_row(x, y) for x, y in pairs):
+                return one, other
+    return None
+
+
+def _is_same_row(one: Any, other: Any) -> bool:
+    """Are both the same value for every row?"""
+    alike: bool = _identity(one) == _identity(other)
+    return alike and not (isinstance(one, torch.fx.Node) and _has_rows(one))
+
+
+def _has_rows(node: torch.fx.Node) -> bool:
+    return node.meta["val"].shape[-2:-1] not in ((), (1,))
 
 
 def _same_weights(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Node, torch.fx.Node] | None:
@@ -72,8 +124,7 @@ def _same_weights(graph: torch.fx.Graph, device: str) -> tuple[torch.fx.Node, to
             continue
         *bias, left, right = node.args
         shape = left.meta["val"].shape
-        has_rows = any(b.meta["val"].shape[-2:-1] not in ((), (1,)) for b in bias)  # a bias for every row
-        if has_rows or node.kwargs or 2 * shape.numel() > _MAX_JOINED:
+        if any(map(_has_rows, bias)) or node.kwargs or 2 * shape.numel() > _MAX_JOINED:
             continue
         key = (node.target, shape, value.dtype, _identity(right), _identity(bias))
         earlier = found.setdefault(key, node)
