@@ -10,12 +10,13 @@ from helpers import make_algorithm
 
 from rl_training.errors import UserError
 from rl_training.ops.torch_internals import graph_passes, handles, lowering
-from rl_training.ops.tree import tree_map
+from rl_training.ops.tree import tree_items, tree_map
 from rl_training.runtime.engine import compiler
 from rl_training.runtime.engine.compiler import _hold, compiler_available
 from rl_training.runtime.engine.executor import Executor, choose_mode, trial_runs
 from rl_training.runtime.learners.replay import ReplayLearner
 from rl_training.runtime.learners.rollout import RolloutLearner
+from rl_training.runtime.learners.staging import Staging
 
 
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +121,19 @@ def test_trial_runs_before_a_capture_leave_the_stored_transitions_alone(name: st
         assert not torch.equal(data[column], before["data"][column])  # the row itself is overwritten later
     assert torch.equal(data["count"], before["data"]["count"])
     assert torch.equal(learner.tree["env_steps"], before["env_steps"])
+
+
+def test_staging_uploads_every_tensor_of_a_tree() -> None:
+    """One block of bytes on each side; the tensors keep their types and shapes."""
+    pixels, count = torch.zeros(2, 3, 5, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    like = {"obs": {"image": pixels, "speed": torch.zeros(2, 3)}, "count": count}
+    staging = Staging(like)
+    for (name, host), (_, given) in zip(tree_items(staging.host), tree_items(like), strict=True):
+        assert (host.dtype, host.shape) == (given.dtype, given.shape), name
+        host.copy_(torch.arange(host.numel()).view(host.shape) + 7)
+    assert not any(x.any() for _, x in tree_items(staging.device))
+    staging.upload()
+    staging.wait()
+    for (name, device), (_, host) in zip(tree_items(staging.device), tree_items(staging.host), strict=True):
+        assert torch.equal(device, host), name
+        assert device.data_ptr() != host.data_ptr(), name

@@ -111,28 +111,29 @@ def trial_runs(fn: Callable[..., Any], args: tuple[Any, ...], keep: Any, times: 
 class CapturedGraph:
     """A function of static tensors, captured as one CUDA graph at its first call.
 
-    Capturing needs trial runs, which change the state. The state is restored after each of them.
+    Capturing needs trial runs, which change the state. What `keep` returns is restored after each of them.
     """
 
-    def __init__(self, fn: Callable[..., Any], device: torch.device) -> None:
-        self.fn, self.device = fn, device
+    def __init__(self, fn: Callable[..., Any], keep: Callable[[], Any], device: torch.device) -> None:
+        self.fn, self.keep, self.device = fn, keep, device
         self.graph: torch.cuda.CUDAGraph | None = None
         self.out: Any = None
 
-    def capture(self, *args: Any, keep: Any) -> None:
+    def capture(self, *args: Any) -> None:
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            trial_runs(self.fn, args, keep)
+            trial_runs(self.fn, args, self.keep())
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.out = self.fn(*args)
         self.graph = graph
 
-    def __call__(self, *args: Any, keep: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         if self.graph is None:
-            self.capture(*args, keep=keep)
+            with torch.no_grad():
+                self.capture(*args)
         assert self.graph is not None
         self.graph.replay()
         return self.out
@@ -172,13 +173,7 @@ class Executor:
         if self.mode == "compile":
             return repeated(CompiledGraph(fn, self.device) if whole else _recorded_with_pieces(fn), times)
         once = compiled(fn, self.device) if whole else with_compiled_pieces(fn)
-        captured = CapturedGraph(repeated(once, times), self.device)
-
-        def call(*args: Any) -> Any:
-            with torch.no_grad():
-                return captured(*args, keep=keep())
-
-        return call
+        return CapturedGraph(repeated(once, times), keep, self.device)
 
 
 def _recorded_with_pieces(fn: Callable[..., Any]) -> Callable[..., Any]:

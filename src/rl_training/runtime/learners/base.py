@@ -21,8 +21,9 @@ from rl_training.algorithms.phases import Phase
 from rl_training.data.storage import Batch, Storage, action_column, map_columns, observation_columns
 from rl_training.ops import rng
 from rl_training.ops.action_masks import random_allowed
-from rl_training.ops.tree import copy_into, tree_items, tree_leaves, tree_map, tree_stack
+from rl_training.ops.tree import copy_into, tree_leaves, tree_map, tree_stack
 from rl_training.runtime.engine.executor import Executor
+from rl_training.runtime.learners.staging import Staging
 from rl_training.spec import MASK
 
 if TYPE_CHECKING:
@@ -87,8 +88,11 @@ class Learner:
             "final_obs": map_columns(rows, observation_columns(spec)),
             "scalars": rows((5,), torch.float32),  # reward, terminated, truncated, valid, advance
         }
-        self._staging = self._pinned(self.inputs) if self.device.type == "cuda" else self.inputs
-        rows_of = [x.flatten(0, 1).numpy() for _, x in tree_items(self._staging)]  # the same memory as [M, ...] arrays
+        self._staging = Staging(self.inputs) if self.device.type == "cuda" else None
+        on_host = self.inputs
+        if self._staging is not None:
+            self.inputs, on_host = self._staging.device, self._staging.host
+        rows_of = [x.flatten(0, 1).numpy() for x in tree_leaves(on_host)]  # the same memory as [M, ...] arrays
         self._host_obs, self._scalars = rows_of[:-1], rows_of[-1]
         self._columns = [self._scalars[:, i] for i in range(5)]
         self.all_continue = False  # the loaded step has only valid rows, and no episode ended in it
@@ -96,7 +100,6 @@ class Learner:
         self._chosen = self.tree["actions"].flatten(0, 1)
         self._chosen_array: np.ndarray | None = self._chosen.numpy() if self.device.type == "cpu" else None
         self._views: dict[int, tuple[Any, Any]] = {}
-        self._copied: torch.cuda.Event | None = None
         self._interact = executor.wrap(self.interact_fn, self.small_state)
 
     def per_seed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +128,6 @@ class Learner:
         stored = {*self.store.columns, "ring"}
         data = {k: v for k, v in self.tree["data"].items() if k not in stored}
         return {**{k: v for k, v in self.tree.items() if k not in FIXED}, "data": data}
-
-    def _pinned(self, tree: Any) -> Any:
-        return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, pin_memory=True), tree)
 
     # --- collecting --------------------------------------------------------------------------------------------
 
@@ -175,7 +175,8 @@ class Learner:
 
     def load_step(self, step: Step, *, keep_invalid: bool = False) -> None:
         """Copy a step of the environments into the input buffers."""
-        self._wait()
+        if self._staging is not None:
+            self._staging.wait()
         reward, terminated, truncated, valid, advance = self._columns
         reward[:] = step.rewards
         if not (step.all_continue and self.all_continue):  # in most steps, nothing changes but the reward
@@ -192,7 +193,8 @@ class Learner:
         With `begins`, every row begins an episode. Without it, the loaded transition was stored already, and episodes
         begin where it ended one. `lost`: the running episodes are over.
         """
-        self._wait()
+        if self._staging is not None:
+            self._staging.wait()
         self.all_continue = False
         self._scalars[:, :1] = 0.0
         self._scalars[:, 4] = 0.0
@@ -201,22 +203,20 @@ class Learner:
             self._scalars[:, 2] = lost
         self._upload(obs, obs)
 
-    def _wait(self) -> None:
-        """Wait until the last copy to the device has left the staging buffers."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
     def _upload(self, obs: Any, final_obs: Any) -> None:
         """Write the observations into the buffers with NumPy, at a tenth of the cost of a tensor copy."""
         arrays = (*_arrays(obs), *_arrays(final_obs)) if isinstance(obs, dict) else (obs, final_obs)
         for rows, array in zip(self._host_obs, arrays, strict=True):
             rows[...] = array
-        if self.device.type == "cpu":
-            return
-        for (_, buffer), (_, staging) in zip(tree_items(self.inputs), tree_items(self._staging)):
-            buffer.copy_(staging, non_blocking=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
+        if self._staging is not None:
+            self._staging.upload()
+            if self.inputs is not self._staging.device:
+                copy_into(self.inputs, self._staging.device)
+
+    def separate_inputs(self) -> None:
+        """Make the inputs tensors of their own, which a graph on the device may write."""
+        if self._staging is not None:
+            self.inputs = tree_map(torch.clone, self.inputs)
 
     def store_and_act(self) -> None:
         """Store the loaded transition and choose the next actions."""

@@ -54,6 +54,7 @@ class DeviceEnvs:
     def __init__(self, env: TensorEnv, learner: Learner) -> None:
         self.env, self.learner = env.to(learner.device), learner
         self.count, learner.counts_alike = learner.num_envs, True
+        learner.separate_inputs()
         keys = learner.tree["keys"]
         reset = learner.per_seed(lambda key: self.env.reset(rng.fold(key, RESET), self.count))
         with torch.no_grad():

@@ -22,6 +22,7 @@ class SimulatedEnvs:
     def __init__(self, simulator: Simulator, learner: Learner) -> None:
         self.simulator, self.learner, learner.counts_alike = simulator, learner, True
         learner.tree["env"] = no_episodes(learner)
+        learner.separate_inputs()
         self._rows = tree_map(_flat, learner.inputs)  # the same memory as [M, ...] tensors
         self._seen, self._actions = tree_map(_flat, learner.tree["obs"]), _flat(learner.tree["actions"])
         obs = simulator.reset()
