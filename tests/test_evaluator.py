@@ -13,7 +13,12 @@ from rl_training import registry
 from rl_training.experiment.run.agent import Agent
 from rl_training.experiment.run.checkpoint import load_checkpoint
 from rl_training.experiment.run.trainer import Trainer
+from rl_training.ops.tree import tree_map
+from rl_training.runtime.engine import recorder
+from rl_training.runtime.engine.executor import Executor
 from rl_training.runtime.evaluator import Evaluator
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def run(name: str, root: Path, **changes: Any) -> Any:
@@ -100,3 +105,21 @@ def test_every_variant_trains_as_a_study(name: str, tmp_path: Path) -> None:
     assert result.summary["gradient_steps"] > 0
     agent = Agent.load(result.checkpoint_path, seed=2, device="cpu")
     assert agent.evaluate(1)["per_seed"][0]["seed"] == 2
+
+
+@pytest.mark.parametrize("mode", ["recorded", pytest.param("cudagraph", marks=needs_gpu)])
+def test_policies_run_in_the_mode_of_the_training(mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded or captured, with or without worker processes: the same episodes as with plain operations."""
+    monkeypatch.setattr(recorder, "RECORD_AFTER", 2)
+    device = "cuda" if mode == "cudagraph" else "cpu"
+    for name in ("sac", "drqn"):
+        agent = Agent.load(run(name, tmp_path).checkpoint_path, device=device)
+        results = []
+        choices: list[Any] = [{}, {"executor": Executor(mode, agent.algorithm.device)}, {"vectorization": "async"}]
+        for options in choices:
+            evaluator = Evaluator(agent.algorithm, agent.config.env_id, (0, 1), 3, deterministic=False, **options)
+            both = tree_map(lambda x: torch.cat([x, x]), agent.train)
+            results.append([evaluator.run(both), evaluator.run(both)])
+            evaluator.close()
+        assert results[0][0] is not None
+        assert results[0][0] == results[0][1] == results[1][0] == results[1][1] == results[2][0]

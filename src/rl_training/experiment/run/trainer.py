@@ -48,7 +48,7 @@ from rl_training.experiment.run.trackers import Trackers, check_trackers
 from rl_training.experiment.run.warm_start import start_from
 from rl_training.ops.tree import tree_items
 from rl_training.runtime.engine.executor import Executor
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.evaluator import Evaluator, evaluation_vectorization
 
 
 class Trainer:
@@ -80,7 +80,8 @@ class Trainer:
             self._observe_steps()
             self.evaluator = Evaluator(
                 self.algorithm, self.env, self.seeds, config.eval_episodes, config.env_arguments("evaluation"),
-                deterministic=config.eval_deterministic,
+                deterministic=config.eval_deterministic, executor=executor,
+                vectorization=evaluation_vectorization(config.vectorization, self.envs.spec),
             )  # fmt: skip
             self.videos = EvaluationVideos(config, self.algorithm, self.env)
             self.history, self.clock = RunHistory(), Clock()

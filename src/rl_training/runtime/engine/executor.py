@@ -166,14 +166,18 @@ class Executor:
         """`keep()` returns the tensors that the trial runs of a capture must leave unchanged. `whole`: compile the
         function as one graph; otherwise only pieces of it, because unrolling its loops would take too long. `times`:
         calls of the function for each call of the result; a capture contains all of them."""
-        if self.mode == "eager":
-            return repeated(torch.no_grad()(fn), times)
-        if self.mode == "recorded":
-            return repeated(Recorded(fn), times)
         if self.mode == "compile":
             return repeated(CompiledGraph(fn, self.device) if whole else _recorded_with_pieces(fn), times)
-        once = compiled(fn, self.device) if whole else with_compiled_pieces(fn)
-        return CapturedGraph(repeated(once, times), keep, self.device)
+        if self.mode == "cudagraph":
+            once = compiled(fn, self.device) if whole else with_compiled_pieces(fn)
+            return CapturedGraph(repeated(once, times), keep, self.device)
+        return repeated(self.wrap_uncompiled(fn, keep), times)
+
+    def wrap_uncompiled(self, fn: Callable[..., Any], keep: Callable[[], Any]) -> Callable[..., Any]:
+        """The same without a compiler, for a function that is called too rarely to repay compiling."""
+        if self.mode == "eager":
+            return torch.no_grad()(fn)
+        return CapturedGraph(fn, keep, self.device) if self.mode == "cudagraph" else Recorded(fn)
 
 
 def _recorded_with_pieces(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,8 @@ OPTIONS = {
 _OURS = ("triton::mm", "triton::bmm")
 _SHORT = 1_024  # terms of a sum that is not split
 _ALL_BUSY = 132  # tiles that keep every multiprocessor of a large GPU busy
+_NARROW = 64  # a product with so few rows, columns or terms takes as long as its memory: what is fused is saved
+_SMALL_PRODUCT = 1 << 27  # multiplications: less takes about as long as starting a kernel. Else the library is faster.
 
 
 class Tile(NamedTuple):
@@ -34,8 +36,8 @@ class Tile(NamedTuple):
     warps: int
 
 
-_LARGE = Tile(64, 64, 64, 4)
-_SMALL = Tile(32, 32, 64, 2)  # more blocks, where large tiles would leave multiprocessors idle
+_LARGE = Tile(64, 64, 32, 4)
+_SMALL = Tile(32, 32, 64, 4)  # more blocks, where large tiles would leave multiprocessors idle
 _STAGES = 3  # loads in flight
 
 
@@ -48,6 +50,11 @@ def tile_for(products: int, rows: int, columns: int, terms: int) -> Tile:
         return max(16, min(most, 1 << (size - 1).bit_length()))
 
     return Tile(fitting(tile.rows, rows), fitting(tile.columns, columns), fitting(tile.terms, terms), tile.warps)
+
+
+def is_ours(products: int, rows: int, columns: int, terms: int) -> bool:
+    """Is a kernel that also applies biases and activations faster than the library's?"""
+    return min(rows, columns, terms) <= _NARROW or products * rows * columns * terms <= _SMALL_PRODUCT
 
 
 class GpuChoices(names.InductorChoices):  # type: ignore[misc, name-defined]
@@ -64,18 +71,18 @@ class GpuChoices(names.InductorChoices):  # type: ignore[misc, name-defined]
         self, template_choices: dict[str, Any], kernel_inputs: Any, templates: list[Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
         """One kernel for each product: ours, or the library's where there is none of ours."""
+        size = names.V.graph.sizevars.size_hint
+        products = math.prod(int(size(n)) for n in kernel_inputs.output_layout().size[:-2])
+        shape = (products, *(int(size(n)) for n in kernel_inputs.mnk_symbolic()))
         own = next((name for name in _OURS if name in template_choices), None)
-        first = None if own is None else next(iter(template_choices[own]), None)
+        first = next(iter(template_choices[own]), None) if own is not None and is_ours(*shape) else None
         if first is None:
             library = [t.uid for t in templates if isinstance(t, names.ExternKernelChoice)]
             return [choice for name in library for choice in template_choices[name]]
-        size = names.V.graph.sizevars.size_hint
-        rows, columns, terms = (int(size(n)) for n in kernel_inputs.mnk_symbolic())
-        products = math.prod(int(size(n)) for n in kernel_inputs.output_layout().size[:-2])
-        tile = tile_for(products, rows, columns, terms)
+        tile = tile_for(*shape)
         settings = {
             **first.params.to_kwargs(), "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.terms,
-            "EVEN_K": terms % tile.terms == 0, "num_warps": tile.warps, "num_stages": _STAGES,
+            "EVEN_K": shape[-1] % tile.terms == 0, "num_warps": tile.warps, "num_stages": _STAGES,
         }  # fmt: skip
         return [
             names.KernelTemplateChoice(
