@@ -157,9 +157,7 @@ def host(preset: str, **changes: Any) -> Row:
 
 def sac_cheetah(seeds: int) -> Row:
     kind = "threads" if seeds > 1 else "sync"
-    return host(
-        "sac/halfcheetah", seeds=tuple(range(seeds)), vectorization=kind, algo_kwargs={"learning_starts": 1_000}
-    )
+    return host("sac/halfcheetah", seeds=tuple(range(seeds)), algo_kwargs={"learning_starts": 1_000})
 
 
 ROWS = {
@@ -173,7 +171,7 @@ ROWS = {
     "SAC HalfCheetah run, 1 seed": sac_cheetah(1),
     "SAC HalfCheetah run, 5 seeds": sac_cheetah(5),
     "PPO HalfCheetah run, 64 environments": host(
-        "ppo/halfcheetah", num_envs=64, vectorization="threads", algo_kwargs={"n_steps": 64, "batch_size": 1_024}
+        "ppo/halfcheetah", num_envs=64, vectorization="async", algo_kwargs={"n_steps": 64, "batch_size": 1_024}
     ),
     "PPO Pong run, 8 games": host("ppo/pong_atari"),
     "QR-DQN Pong run, 1M frames": host("qr_dqn/pong_atari", algo_kwargs={"learning_starts": 2_000}),
