@@ -16,6 +16,7 @@ from rl_training.data.replay import PrioritizedReplay, Replay
 from rl_training.data.storage import transition_columns
 from rl_training.envs.atari import AreaResize, area_weights, make_atari_vector
 from rl_training.envs.factory import make_env
+from rl_training.envs.vectorize import make_vector_env
 from rl_training.errors import UserError
 from rl_training.experiment.run.callbacks import Callback
 from rl_training.experiment.run.config import make_config
@@ -204,6 +205,48 @@ def test_preprocessing() -> None:
     assert lives == [4, 3], "a life that was lost ends the episode, not the game"
     again, _ = make_env("Atari/Breakout-v0", {"sticky": 0.0}).reset(seed=3)
     assert np.array_equal(again, first)
+
+
+@needs_atari
+def test_native_vector_environment_continues_a_game_after_a_lost_life() -> None:
+    """As in single environments: five lives, each an episode; then a new game."""
+    options = {"sticky": 0.0, "episodic_life": True, "clip_rewards": True}
+    envs = make_vector_env("Atari/Breakout-v0", seeds=[0], num_envs=2, vectorization="vector", env_kwargs=options)
+    single, native = make_env("Atari/Breakout-v0", {"sticky": 0.0}), envs._envs[0]  # type: ignore[attr-defined]
+    envs.reset()
+    lives, ended = [], 0
+    while len(lives) < 7:
+        step = envs.step(np.zeros(2, np.int64))
+        assert not step.truncated.any()
+        if ended:  # the first step of an episode is no transition, and its stack begins with one frame
+            assert not step.valid[0]
+            if lives[-1] > 0:
+                assert all(np.array_equal(step.obs[0, 0], frame) for frame in step.obs[0])
+        ended = int(step.terminated[0])
+        if ended:
+            lives.append(int(native._lives[0]))
+    envs.close()
+    assert lives == [4, 3, 2, 1, 0, 4, 3]
+    assert native._begin == single.unwrapped._fires == 1
+
+
+@needs_atari
+def test_evaluated_games_can_press_fire_after_a_lost_life() -> None:
+    """Without it, a policy that never presses FIRE waits for a ball for ever."""
+    lengths = []
+    for options in ({}, {"fire_lives": True}):
+        env = make_env("Atari/Breakout-v0", {"sticky": 0.0, "max_frames": 2_000, **options})
+        env.reset(seed=1)
+        length, over = 0, False
+        while not over:
+            *_, terminated, truncated, _ = env.step(0)
+            length, over = length + 1, terminated or truncated
+        lengths.append((length, terminated))
+    assert lengths[0][1] is False  # the limit of frames
+    assert lengths[1][1] is True  # five lost balls
+    assert lengths[1][0] < 200
+    with pytest.raises(UserError, match="fire_lives needs vectorization 'sync' or 'async'"):
+        make_atari_vector(1, "breakout", fire_lives=True)
 
 
 @needs_atari

@@ -87,6 +87,8 @@ class Atari(gym.Env[Any, Any]):
     sticky: probability that the console repeats the last action (0.25 in Machado et al. 2018, 0 in Mnih et al. 2015).
     full_actions: all 18 actions instead of the game's minimal set.
     episodic_life: losing a life ends the episode; the next episode continues the same game. For training only.
+    fire_lives: games that wait for FIRE get it after a lost life, too. For evaluation: an agent whose episodes ended
+    there has never had to press it, because FIRE begins each of its episodes.
     clip_rewards: replace rewards by their sign. For training only: evaluation plays whole games for the score.
     """
 
@@ -94,8 +96,8 @@ class Atari(gym.Env[Any, Any]):
 
     def __init__(
         self, game: str, *, frame_skip: int = 4, noop_max: int = 30, sticky: float = 0.25, full_actions: bool = False,
-        episodic_life: bool = False, clip_rewards: bool = False, size: int = 84, stack: int = 4,
-        grey: bool = True, max_frames: int = MAX_FRAMES,
+        episodic_life: bool = False, fire_lives: bool = False, clip_rewards: bool = False, size: int = 84,
+        stack: int = 4, grey: bool = True, max_frames: int = MAX_FRAMES,
     ) -> None:  # fmt: skip
         self._skip, self._noop_max, self._max_frames = frame_skip, noop_max, max_frames
         self._episodic, self._clip = episodic_life, clip_rewards
@@ -105,6 +107,8 @@ class Atari(gym.Env[Any, Any]):
         self._shrink = AreaResize(height, width, size)
         actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
         self._actions = list(actions)
+        self._fires = self._actions[1].value == FIRE  # some games wait for FIRE to start
+        self._fire_lives = fire_lives and self._fires
         self.action_space = spaces.Discrete(len(self._actions))
         self._stack = np.zeros((stack * self._channels, size, size), np.uint8)
         self.observation_space = spaces.Box(0, 255, self._stack.shape, np.uint8)
@@ -131,7 +135,7 @@ class Atari(gym.Env[Any, Any]):
                     self._ale.reset_game()
         else:  # a life was lost: the game continues
             self._ale.act(NOOP)
-        if self._actions[1].value == FIRE:  # some games wait for FIRE to start
+        if self._fires:
             self._ale.act(FIRE)
         self._lives, self._over = self._ale.lives(), False
         self._push(self._screen(), fill=True)
@@ -151,9 +155,11 @@ class Atari(gym.Env[Any, Any]):
         terminated = bool(self._ale.game_over()) and not truncated
         self._over = terminated or truncated
         lives = self._ale.lives()
-        lost, self._lives = self._episodic and 0 < lives < self._lives, lives
+        lost, self._lives = 0 < lives < self._lives and not self._over, lives
+        if lost and self._fire_lives and not self._episodic:
+            self._ale.act(FIRE)
         reward = float(np.sign(reward)) if self._clip else float(reward)
-        return self._stack.copy(), reward, terminated or (lost and not truncated), truncated, {}
+        return self._stack.copy(), reward, terminated or (lost and self._episodic), truncated, {}
 
     def _screen(self) -> Array:
         """[channels, height, width]."""
@@ -186,18 +192,60 @@ class Atari(gym.Env[Any, Any]):
         self._lives, self._over = int(state["lives"]), bool(state["over"])
 
 
+class LifeEpisodes(gym.vector.VectorWrapper):
+    """Losing a life ends the episode, and the next one continues the same game. ale-py's own `episodic_life` starts a
+    new game instead, so that an agent never sees what comes after the first life.
+
+    As with the reset of a game, the step after a lost life ignores the action and returns the first observation of the
+    next episode.
+    """
+
+    def __init__(self, env: Any, begin: int) -> None:
+        """`begin` is the action with which a life begins."""
+        super().__init__(env)
+        self._begin, self._lives = begin, np.zeros(env.num_envs, np.int64)
+        self._lost, self._late = np.zeros((2, env.num_envs), np.bool_)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._lives = np.array(info["lives"])
+        self._lost[:] = self._late[:] = False
+        return obs, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        began = self._lost
+        obs, rewards, terminated, truncated, info = self.env.step(np.where(began, self._begin, actions))
+        if began.any():
+            obs = np.where(began[:, None, None, None], obs[:, -1:], obs)  # the stack begins anew
+        lives = np.array(info["lives"])
+        over = terminated | truncated  # either way, the next step of the environment is a new game
+        self._lost = (lives < self._lives) & (lives > 0) & ~over
+        # A game that ends in the first step of a life, which is no transition, ends one step later.
+        terminated, self._late = terminated | self._lost | self._late, began & over
+        self._lives = lives
+        return obs, rewards, terminated, truncated, info
+
+
 def make_atari_vector(num_envs: int, game: str, **options: Any) -> Any:
     """Make ale-py's vector environment with the same settings."""
     names = {
         "frame_skip": "frameskip", "sticky": "repeat_action_probability", "full_actions": "full_action_space",
         "clip_rewards": "reward_clipping", "stack": "stack_num", "max_frames": "max_num_frames_per_episode",
     }  # fmt: skip
-    defaults: dict[str, Any] = {"sticky": 0.25, "clip_rewards": False, "episodic_life": False}
+    defaults: dict[str, Any] = {"sticky": 0.25, "clip_rewards": False}
     size = options.pop("size", 84)
     if not options.pop("grey", True):
         raise UserError("colour frames (grey: false) need vectorization 'sync' or 'async', not 'vector'")
+    episodic, fires = options.pop("episodic_life", False), options.pop("fire_lives", False)
+    if fires and not episodic:
+        raise UserError("fire_lives needs vectorization 'sync' or 'async', not 'vector'")
     given = {names.get(k, k): v for k, v in {**defaults, **options}.items()}
-    return _ale().AtariVectorEnv(game, num_envs, img_height=size, img_width=size, **given)
+    envs = _ale().AtariVectorEnv(game, num_envs, img_height=size, img_width=size, **given)
+    if not episodic:
+        return envs
+    console = _ale().ALEInterface()
+    console.loadROM(_ale().roms.get_rom_path(game))
+    return LifeEpisodes(envs, FIRE if console.getMinimalActionSet()[1].value == FIRE else NOOP)
 
 
 def register_atari(env_id: str) -> None:
