@@ -156,7 +156,6 @@ def host(preset: str, **changes: Any) -> Row:
 
 
 def sac_cheetah(seeds: int) -> Row:
-    kind = "threads" if seeds > 1 else "sync"
     return host("sac/halfcheetah", seeds=tuple(range(seeds)), algo_kwargs={"learning_starts": 1_000})
 
 
@@ -175,6 +174,10 @@ ROWS = {
     ),
     "PPO Pong run, 8 games": host("ppo/pong_atari"),
     "QR-DQN Pong run, 1M frames": host("qr_dqn/pong_atari", algo_kwargs={"learning_starts": 2_000}),
+    "QR-DQN Pong run, 8 games, 1M frames": host(
+        "qr_dqn/pong_atari", num_envs=8, vectorization="vector",
+        algo_kwargs={"learning_starts": 2_000, "train_freq": 1, "gradient_steps": 2},
+    ),
 }  # fmt: skip
 QUICK = {"PPO CartPole 1 x 8 x 16": ppo(8, 16, 1, 2), "SAC update, 1 seeds": sac(1, 20)}
 

@@ -103,10 +103,11 @@ def device_page(data: dict[str, Any]) -> list[str]:
         "",
         f"## Environments on the device, updates and whole runs on {data['device']}",
         "",
-        f"torch {data['torch']}, matrix products in {data['matmul'].upper()} on both sides; one run of",
+        f"torch {data['torch']}, matrix products in {data['matmul'].upper()} on both sides, rows of",
         "`benchmarks/device.py`. PPO: whole iterations with seeds x environments x steps on the card, 4 epochs of 4",
         "minibatches, 64x64. SAC: 256x256, batch 256, sampling included. The bound is what the card's memory and the",
         "launches of dependent kernels allow. JAX: `benchmarks/jax_reference.py`.",
+        *(["", data["note"]] if "note" in data else []),
         "",
         row("work", "unit", "rl_training", "JAX", "of JAX's speed", "bound"),
         row("---", "---", "---:", "---:", "---:", "---:"),
@@ -115,7 +116,8 @@ def device_page(data: dict[str, Any]) -> list[str]:
         jax = "" if r["jax"] is None else f"{r['jax']:,.4g}"
         ratio = "" if r["speed_ratio"] is None else f"{r['speed_ratio']:.2f}x"
         bound = "" if r.get("floor") is None else f"{r['floor']:,.3g}"
-        lines.append(row(r["work"], r["unit"], f"{r['ours']:,.4g}", jax, ratio, bound))
+        ours = f"{r['ours']:,.0f}" if r["ours"] >= 1_000 else f"{r['ours']:,.4g}"
+        lines.append(row(r["work"], r["unit"], ours, jax, ratio, bound))
     return lines
 
 

@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-_LARGE = Tile(64, 64, 32, 4)
+_LARGE = Tile(64, 64, 64, 4)
 _SMALL = Tile(32, 32, 64, 4)  # more blocks, where large tiles would leave multiprocessors idle
 _STAGES = 3  # loads in flight
 

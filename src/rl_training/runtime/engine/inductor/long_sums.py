@@ -18,8 +18,8 @@ from rl_training.runtime.engine.inductor.nodes import Calls
 aten = torch.ops.aten
 
 _TILE = 64  # rows and columns of a result that one thread block computes
-_BLOCKS = 1_056  # blocks that keep a GPU busy: eight for each multiprocessor of the largest
-_MIN_TERMS = 256  # of a part: in shorter ones, reading the parts again costs as much as it gains
+_BLOCKS = 264  # blocks that keep a GPU busy: two for each multiprocessor of the largest
+_MIN_TERMS = 512  # of a part: in shorter ones, reading the parts again costs as much as it gains
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
