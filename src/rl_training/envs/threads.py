@@ -1,7 +1,7 @@
 """Sub-environments stepped in threads of this process.
 
-Python runs one thread at a time, except in code that releases its lock: MuJoCo's physics, for instance. So threads pay
-where most of a step is such code, and cost a few dozen microseconds elsewhere. Each environment is stepped by one
+Python runs one thread at a time, except in code that releases its lock. So threads pay where a step is one long call of
+such code. MuJoCo's calls take 25 us, and handing over the lock takes longer (docs/gpu.md). Each environment is stepped by one
 thread at a time, and results are read in order: they are those of `SyncVectorEnv`, and so is the saved state.
 """
 

@@ -32,8 +32,8 @@ def make_vector_env(
 
     `stream` separates the episodes of training (0) from those of evaluation (1).
     "auto" means "sync": a loop in this process, fastest for steps below roughly 100 us (classic control, Box2D, small
-    MuJoCo). "threads" steps them in threads of this process, for simulators that release Python's lock (MuJoCo's do);
-    the results are those of "sync". "async" pays when a step costs more (pixels, heavy physics) and cores are free;
+    MuJoCo). "threads" steps them in threads of this process, for long steps that release Python's lock; the results are
+    those of "sync". "async" pays when a step costs more (pixels, heavy physics) and cores are free;
     `timeout` is how long a worker may take for one step. "vector" uses the environment's own vectorised implementation,
     "envpool" EnvPool's. "device" steps a tensor environment on the training device (`envs.tensor`). An environment that
     the user made (`GivenEnv`) is stepped in this process, and never closed; a simulator (`GivenSimulator`) by the
