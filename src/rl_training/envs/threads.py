@@ -1,8 +1,8 @@
 """Sub-environments stepped in threads of this process.
 
 Python runs one thread at a time, except in code that releases its lock. So threads pay where a step is one long call of
-such code. MuJoCo's calls take 25 us, and handing over the lock takes longer (docs/gpu.md). Each environment is stepped by one
-thread at a time, and results are read in order: they are those of `SyncVectorEnv`, and so is the saved state.
+such code. MuJoCo's calls take 25 us, and handing over the lock takes longer (docs/gpu.md). Each environment is stepped
+by one thread at a time, and results are read in order: they are those of `SyncVectorEnv`, and so is the saved state.
 """
 
 from __future__ import annotations
